@@ -1,0 +1,1 @@
+"""Your engine: an LLM inference engine, one function at a time."""
