@@ -1,0 +1,36 @@
+"""From "31: Flattened ragged batches" to the heading it means: `chapters/31-engine-v2.md#flattened-ragged-batches`."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def anchor(heading: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def chapter_file(chapter: int) -> Path | None:
+    return next(iter(sorted((ROOT / "chapters").glob(f"{chapter:02d}-*.md"))), None)
+
+
+def headings(path: Path) -> list[str]:
+    """The headings of a chapter, without those that are comments in a code block."""
+    text = re.sub(r"^(```|~~~).*?^\1", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"^#{1,6} +(.+?)(?: +#+)?[ \t]*$", text, flags=re.MULTILINE)
+
+
+def split(see: str) -> tuple[int, str]:
+    chapter, colon, section = see.partition(":")
+    if not colon or not chapter.strip().isdigit() or not section.strip():
+        raise ValueError(f'see={see!r} must read "31: Section title"')
+    return int(chapter), section.strip()
+
+
+def link(chapter: int, section: str) -> str:
+    """File and anchor while the chapter's text is in this tree, otherwise its number and the title."""
+    path = chapter_file(chapter)
+    if path is None:
+        return f'chapter {chapter}, "{section}"'
+    return f"{path.relative_to(ROOT).as_posix()}#{anchor(section)}"
