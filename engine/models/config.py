@@ -32,12 +32,10 @@ class Qwen3Config:
 
     def __post_init__(self):
         for name in (*REQUIRED, "num_key_value_heads", "head_dim", "max_position_embeddings"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} is {value!r}; it must be a positive integer")
+            _check_count(name, getattr(self, name))
         for name in ("rms_norm_eps", "rope_theta"):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
                 raise ValueError(f"{name} is {value!r}; it must be a positive number")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
@@ -60,16 +58,27 @@ class Qwen3Config:
             raise ValueError(f"model_type is {model_type!r}; known are {', '.join(MODEL_TYPES)}")
         if missing := [name for name in REQUIRED if config.get(name) is None]:
             raise ValueError(f"{', '.join(missing)} missing")
+        for name in REQUIRED:
+            _check_count(name, config[name])
         _refuse_unknown_features(config)
         given = {name: config[name] for name in cls.__dataclass_fields__ if config.get(name) is not None}
         given.setdefault("num_key_value_heads", config["num_attention_heads"])
         given["rope_theta"] = _rope_theta(config)
         given["qk_norm"] = model_type == "qwen3"
         given["dtype"] = config.get("dtype") or config.get("torch_dtype")  # the older name
-        if "head_dim" not in given:  # the defaults of the two families
-            heads = config["num_attention_heads"]
-            given["head_dim"] = 128 if model_type == "qwen3" else config["hidden_size"] // max(heads, 1)
-        return cls(**given)
+        if model_type == "qwen3":  # what an older config.json leaves out
+            defaults = {"head_dim": 128, "max_position_embeddings": 32_768}
+        else:
+            defaults = {
+                "head_dim": config["hidden_size"] // config["num_attention_heads"],
+                "max_position_embeddings": 2_048,
+            }
+        return cls(**(defaults | given))
+
+
+def _check_count(name: str, value) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} is {value!r}; it must be a positive integer")
 
 
 def _refuse_unknown_features(config: dict) -> None:
