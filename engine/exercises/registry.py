@@ -9,6 +9,7 @@ that name is bound to there, which may be the student's. So one written function
 """
 
 import importlib
+import linecache
 import os
 import sys
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ class Exercise:
     line: int
     written: bool
     source: str = ""  # "yours", "borrowed", "reference", or "missing": a stub without an answer in this tree
+    on_request: bool = False  # named by BORROW: the answer is what somebody wants to see run
 
     @property
     def name(self) -> str:
@@ -41,6 +43,11 @@ class Exercise:
     def goes_by(self, name: str) -> bool:
         """True for the full name and for any end of it that starts at a dot: `free`, `BlockManager.free`."""
         return f".{self.name}".endswith(f".{name}")
+
+    @property
+    def gradable(self) -> bool:
+        """False while running it would judge the answer in place of what is not written yet."""
+        return self.source in ("yours", "reference") or (self.source == "borrowed" and self.on_request)
 
     @property
     def not_written(self) -> str:
@@ -58,13 +65,19 @@ def exercise(chapter: int, section: str):
     """Mark a function or method as an exercise of a chapter, explained in that section of its text."""
 
     def mark(stub: FunctionType) -> FunctionType:
-        code = stub.__code__
-        stub.__exercise__ = Exercise(
-            chapter, section, stub.__module__, stub.__qualname__, code.co_filename, code.co_firstlineno, not is_stub(stub)
-        )
+        module, path, line = stub.__module__, stub.__code__.co_filename, _def_line(stub.__code__)
+        stub.__exercise__ = Exercise(chapter, section, module, stub.__qualname__, path, line, not is_stub(stub))
         return stub
 
     return mark
+
+
+def _def_line(code) -> int:
+    """A function's code starts at its first decorator; its `def` is what a reader looks for."""
+    for line in range(code.co_firstlineno, code.co_firstlineno + 20):
+        if linecache.getline(code.co_filename, line).lstrip().startswith(("def ", "async def ")):
+            return line
+    return code.co_firstlineno
 
 
 def is_stub(function: FunctionType) -> bool:
@@ -94,7 +107,8 @@ def fill(module_name: str) -> None:
 
 
 def _exercises_in(module: ModuleType):
-    for owner in (module, *(c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__)):
+    classes = (c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__)
+    for owner in (module, *classes):
         for name, value in vars(owner).items():
             if getattr(value, "__module__", None) == module.__name__ and hasattr(value, "__exercise__"):
                 yield owner, name, value
@@ -103,8 +117,8 @@ def _exercises_in(module: ModuleType):
 def _source(ex: Exercise) -> str:
     if impl() == "solution":
         return "reference"
-    forced = any(ex.goes_by(name) for name in os.environ.get("BORROW", "").split(",") if name)
-    return "borrowed" if forced or not ex.written else "yours"
+    ex.on_request = any(ex.goes_by(name.strip()) for name in os.environ.get("BORROW", "").split(",") if name.strip())
+    return "borrowed" if ex.on_request or not ex.written else "yours"
 
 
 def _answer(ex: Exercise) -> FunctionType | None:
@@ -143,9 +157,15 @@ def _rehome(answer: FunctionType, stub: FunctionType, engine_globals: dict) -> F
 def who_wrote() -> str:
     """One line on whose code runs, over the modules imported so far."""
     sources = [ex.source for ex in EXERCISES.values()]
+    total, missing = len(sources), sources.count("missing")
     if impl() == "solution":
-        return f"impl=solution: all {len(sources)} exercises are the reference answers"
-    parts = [f"{sources.count('yours')} of {len(sources)} exercises are yours", f"{sources.count('borrowed')} borrowed"]
-    if missing := sources.count("missing"):
-        parts.append(f"{missing} neither written nor in solutions/")
-    return "impl=engine: " + ", ".join(parts)
+        if sources.count("reference") == total:
+            return f"impl=solution: all {total} exercises are the reference answers"
+        parts = [f"{sources.count('reference')} of {total} exercises are the reference answers"]
+        parts += [f"{yours} without an answer here are yours"] if (yours := sources.count("yours")) else []
+    else:
+        asked = sum(ex.on_request and ex.source == "borrowed" for ex in EXERCISES.values())
+        borrowed = f"{sources.count('borrowed')} borrowed" + (f" ({asked} on request)" if asked else "")
+        parts = [f"{sources.count('yours')} of {total} exercises are yours", borrowed]
+    parts += [f"{missing} neither written nor in solutions/"] if missing else []
+    return f"impl={impl()}: " + ", ".join(parts)

@@ -1,0 +1,206 @@
+"""The command line: `python run.py` lists the commands. Each `cmd_NAME` is short; the work is in engine/."""
+
+import argparse
+import os
+import sys
+import traceback
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+
+OVERVIEW = """\
+A book that is also an engine: you write a modern LLM inference engine, chapter by chapter, in engine/.
+What you have not written yet is borrowed from solutions/, so the whole always runs.
+
+  python run.py core --requests 16    the milestone of chapter 31: one core for every request, measured and checked
+  python run.py doctor                is this machine set up?
+
+To write it yourself:
+  python run.py list [CHAPTER]        the exercises, with file and line
+  python run.py hint NAME             a hint, a stronger one each time
+  python -m pytest tests/test_ch31_engine_v2.py      grade a chapter
+  python run.py progress [CHAPTER]    what is written, passing, failing, and what to do next
+  python run.py blame CHAPTER         which of your functions is at fault when tests fail
+  python run.py core --impl engine    the milestone on your code
+
+To teach it:
+  python run.py solve CHAPTER|NAME    write the reference answer into engine/
+  python run.py reset CHAPTER|NAME    put the stub back
+
+Start with chapters/, or with `python run.py list`. Options of a command: python run.py COMMAND --help
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Bad arguments are one line on stderr and status 2, as everywhere else here."""
+
+    def error(self, message):
+        complain(self.prog, f"{message} ({self.prog} --help)")
+        sys.exit(2)
+
+
+def complain(who: str, message: object) -> int:
+    print(f"{who}: {' '.join(str(message).split())}", file=sys.stderr)
+    return 2
+
+
+def cmd_list(args) -> int:
+    from engine.exercises.catalog import Catalog
+    from engine.exercises.listing import listing
+
+    print(listing(Catalog(ROOT), args.chapter))
+    return 0
+
+
+def cmd_hint(args) -> int:
+    from engine.exercises.catalog import Catalog
+    from engine.exercises.hints import hint
+
+    print(hint(Catalog(ROOT), args.name, args.level, args.all))
+    return 0
+
+
+def cmd_solve(args) -> int:
+    from engine.exercises import splice
+    from engine.exercises.catalog import Catalog
+
+    outcome = (splice.solve if args.command == "solve" else splice.reset)(Catalog(ROOT), args.what, args.force)
+    for line in outcome.done + outcome.unchanged:
+        print(line)
+    if outcome.backup:
+        print(f"the files as they were: {outcome.backup}")
+    for line in outcome.refused:
+        print(line, file=sys.stderr)
+    return 1 if outcome.refused else 0
+
+
+def cmd_progress(args) -> int:
+    from engine.exercises.catalog import Catalog
+    from engine.exercises.progress import progress
+
+    return progress(Catalog(ROOT), args.chapter, args.cached)
+
+
+def cmd_blame(args) -> int:
+    from engine.exercises.blame import blame
+    from engine.exercises.catalog import Catalog
+
+    return blame(Catalog(ROOT), args.chapter)
+
+
+def cmd_doctor(args) -> int:
+    from engine.exercises.doctor import doctor
+
+    return doctor(ROOT)
+
+
+def cmd_core(args) -> int:
+    choose_code(args)
+    from engine.milestones import core
+
+    return core.main(args)
+
+
+def choose_code(args) -> None:
+    """Say whose code runs; must come before anything of the engine is imported."""
+    from engine.exercises.catalog import Catalog
+
+    if args.borrow and args.impl != "engine":
+        raise ValueError("--borrow only means something with --impl engine")
+    os.environ["IMPL"] = args.impl
+    os.environ["BORROW"] = ",".join(Catalog(ROOT).one(name).name for name in args.borrow)
+
+
+def add_impl(command, default: str) -> None:
+    command.add_argument("--impl", choices=("engine", "solution"), default=default, help=f"default {default}")
+    command.add_argument("--borrow", action="append", default=[], metavar="NAME", help="not your NAME but the answer")
+
+
+def parser() -> Parser:
+    top = Parser(prog="run.py", description="Without a command: an overview.", allow_abbrev=False)
+    top.set_defaults(traceback=False)
+    commands = top.add_subparsers(dest="command", metavar="COMMAND")
+
+    def add(name, function, help):
+        command = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
+        command.set_defaults(function=function)
+        command.add_argument("--traceback", action="store_true", help="show where an error was raised")
+        return command
+
+    add("list", cmd_list, "the exercises, with file and line").add_argument("chapter", nargs="?")
+    hint = add("hint", cmd_hint, "a hint for an exercise; each call shows one more")
+    hint.add_argument("name")
+    hint.add_argument("--level", type=int, metavar="N", help="only hint N, 1 to 3")
+    hint.add_argument("--all", action="store_true", help="all hints at once")
+    for name, help in (("solve", "write reference answers into engine/"), ("reset", "put the stubs back")):
+        edit = add(name, cmd_solve, help)
+        edit.add_argument("what", metavar="CHAPTER|NAME")
+        edit.add_argument("--force", action="store_true", help="also where that overwrites code of yours")
+    progress = add("progress", cmd_progress, "run the graders of what is written, chapter by chapter")
+    progress.add_argument("chapter", nargs="?")
+    progress.add_argument("--cached", action="store_true", help="the last results, without running anything")
+    add("blame", cmd_blame, "find the function that makes a chapter's tests fail").add_argument("chapter")
+    add("doctor", cmd_doctor, "check versions, threads, GPU, Triton, weights")
+
+    core = add("core", cmd_core, "slots against the core: same tokens, measured (chapter 31)")
+    add_impl(core, default="solution")
+    core.add_argument("--requests", type=int, default=16, metavar="N", help="default 16")
+    core.add_argument("--max-tokens", type=int, metavar="N", help="output tokens of a request")
+    core.add_argument("--model", default="random", metavar="NAME|DIR", help="default random, or a checkpoint folder")
+    core.add_argument("--width", type=int, metavar="N", help="hidden size of the random model")
+    core.add_argument("--prompts", metavar="FILE", help="one prompt a line; needs a model with a tokenizer")
+    core.add_argument("--show", action="store_true", help="print the texts, to stderr")
+    core.add_argument("--backend", metavar="NAME", help="attention backend")
+    core.add_argument("--seed", type=int, default=0, metavar="N", help="default 0")
+    core.add_argument("--repeat", type=int, default=1, metavar="K", help="medians of K runs")
+    core.add_argument("--threads", type=int, metavar="N", help="CPU threads")
+    return top
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    if args.command is None:
+        print(OVERVIEW, end="")
+        return 0
+    who = f"run.py {args.command}"
+    try:
+        return args.function(args)
+    except BrokenPipeError:
+        raise
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] in ("engine", "solutions", "tests", ""):
+            raise
+        return complain(who, f"needs {error.name}: python -m pip install -r {ROOT / 'requirements.txt'}")
+    except (ValueError, OSError) as error:
+        if args.traceback:
+            traceback.print_exc()
+        return complain(who, f"{error}{origin(error)}")
+
+
+def origin(error: BaseException) -> str:
+    """Where in the engine it was raised; a complaint about arguments needs no such place."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(ROOT / "engine")]
+    frames = [f for f in frames if not {"exercises", "milestones"} & set(Path(f.filename).relative_to(ROOT).parts)]
+    if not frames:
+        return ""
+    path = Path(frames[-1].filename).relative_to(ROOT).as_posix()
+    return f" ({path}:{frames[-1].lineno} {frames[-1].name}; --traceback shows the way there)"
+
+
+def entry() -> int:
+    """`main`, with the ways out that a shell expects."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # an ASCII terminal shows ? instead of stopping the run
+    try:
+        status = main()
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `run.py … | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+if __name__ == "__main__":
+    sys.exit(entry())
