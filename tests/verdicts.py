@@ -1,0 +1,166 @@
+"""What an exception in a graded test means to the one who wrote the exercise: a few lines in place of a traceback.
+
+An innermost frame in `engine/` says where it happened; the exercise nearest to it says whose code was running.
+"""
+
+import linecache
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType
+
+import pytest
+
+from engine.exercises.registry import EXERCISES, Exercise
+from tests.differences import cut
+from tests.grading import Wrong
+from tests.sections import ROOT
+
+STEPS = 12  # lines of a failing example that are shown
+
+
+class DidNotFinish(BaseException):
+    """Raised into a test that ran past its limit. No Exception, or hypothesis would shrink it for ever."""
+
+
+@dataclass
+class Verdict:
+    """kind: "wrong" (a message of ours), "assert" (a bare assert), "raised", "late" or "not written"."""
+
+    kind: str
+    text: str
+    exercises: list[Exercise] = field(default_factory=list)  # whose code was at fault, where the traceback tells
+
+
+@dataclass
+class Frame:
+    code: CodeType
+    line: int
+
+    @property
+    def path(self) -> str:
+        """Relative to the project, "" outside it."""
+        path = Path(self.code.co_filename)
+        return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
+
+    @property
+    def where(self) -> str:
+        return f"{self.path}:{self.line}"
+
+    @property
+    def function(self) -> str:
+        return self.code.co_qualname.split(".<locals>")[0]
+
+    @property
+    def exercise(self) -> Exercise | None:
+        floor, _, rest = self.path.removesuffix(".py").partition("/")
+        if floor not in ("engine", "solutions") or not rest:
+            return None
+        return EXERCISES.get(f"engine.{rest.replace('/', '.')}.{self.function}")
+
+
+def unwritten(exercises) -> list[Exercise]:
+    return [ex for ex in exercises if ex.source == "missing" or ex.source == "borrowed" and not ex.written]
+
+
+def not_written(exercises: list[Exercise]) -> Verdict:
+    return Verdict("not written", "\n".join(ex.not_written for ex in exercises), exercises)
+
+
+def judge(error: BaseException, graded: list[Exercise]) -> Verdict:
+    """What a failure of a test that grades these exercises means."""
+    first, found = _first(error)
+    verdict = _judge_one(first, graded)
+    verdict.text += _example(first)
+    if found > 1:
+        verdict.text += f"\n  (hypothesis found {found} different failures; this is one)"
+    return verdict
+
+
+def _first(error: BaseException) -> tuple[BaseException, int]:
+    """Of a group of failures one that has a message of ours, and how many there are."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error, 1
+    leaves = [_first(e) for e in error.exceptions]
+    best = next((e for e, _ in leaves if isinstance(e, Wrong)), leaves[0][0])
+    return best, sum(n for _, n in leaves)
+
+
+def _judge_one(error: BaseException, graded: list[Exercise]) -> Verdict:
+    if isinstance(error, Wrong):
+        return Verdict("wrong", str(error))
+    frames = _frames(error)
+    inside = [f for f in frames if f.path.startswith(("engine/", "solutions/"))]
+    if isinstance(error, DidNotFinish):
+        return _late(error, inside, graded)
+    if isinstance(error, pytest.fail.Exception):
+        return Verdict("assert", str(error))
+    if isinstance(error, AssertionError) and (not inside or inside[-1] is not frames[-1]):
+        at = next((f for f in reversed(frames) if f.path), frames[-1])
+        return Verdict("assert", f"{at.where}: {_source(at)}\n{error}")
+    if inside:
+        return _raised(error, inside, graded)
+    at = next((f for f in reversed(frames) if f.path), frames[-1])
+    text = f"{_one_line(error)} at {at.where}: {_source(at)}"
+    return Verdict("raised", f"{text}\n  is what {_names(graded)} returned of the type that the docstring promises?")
+
+
+def _late(error: DidNotFinish, inside: list[Frame], graded: list[Exercise]) -> Verdict:
+    subject = _subject(inside)
+    name = subject.exercise.qualname if subject else _names(graded)
+    where = f" It was at {inside[-1].where}" if inside else ""
+    return Verdict("late", f"{name} {error}: an endless loop?{where}", [subject.exercise] if subject else [])
+
+
+def _raised(error: BaseException, inside: list[Frame], graded: list[Exercise]) -> Verdict:
+    last, subject = inside[-1], _subject(inside)
+    owner = last.exercise
+    if isinstance(error, NotImplementedError) and owner and owner.source == "missing":
+        return not_written([owner])
+    if isinstance(error, AssertionError) and owner is None:  # scaffolding that checks an invariant: a message of ours
+        return Verdict("wrong", f"after {_names(graded)}: {error}\n  checked by {last.function} at {last.where}")
+    if subject is None:
+        text = f"{last.function} raised {_one_line(error)} at {last.where}"
+        return Verdict("raised", f"{text}\n  in a test of {_names(graded)}")
+    text = f"{subject.exercise.qualname} raised {_one_line(error)} at {last.where}"
+    if last is not subject:
+        text += f"\n  in {last.function}, called at {subject.where}"
+    return Verdict("raised", text, [owner] if owner is subject.exercise else [])
+
+
+def _subject(inside: list[Frame]) -> Frame | None:
+    """The innermost frame of an exercise that is not borrowed."""
+    return next((f for f in reversed(inside) if f.exercise and f.exercise.source != "borrowed"), None)
+
+
+def _frames(error: BaseException) -> list[Frame]:
+    frames, tb = [], error.__traceback__
+    while tb is not None:
+        frames.append(Frame(tb.tb_frame.f_code, tb.tb_lineno))
+        tb = tb.tb_next
+    return frames
+
+
+def _one_line(error: BaseException) -> str:
+    text = cut(str(error), 200)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _source(frame: Frame) -> str:
+    return linecache.getline(frame.code.co_filename, frame.line).strip()
+
+
+def _names(exercises: list[Exercise]) -> str:
+    return " or ".join(ex.qualname for ex in exercises)
+
+
+def _example(error: BaseException) -> str:
+    """The example that hypothesis noted on the error, compactly."""
+    note = next((n for n in getattr(error, "__notes__", ()) if n.startswith("Falsifying")), None)
+    if note is None:
+        return ""
+    lines = [line.split("  # or any")[0].strip() for line in note.splitlines()[1:]]
+    lines = [line for line in lines if line and not line.startswith("#") and line != ")"]
+    if "Falsifying example: " in note.splitlines()[0]:
+        return f"\n  example: {cut(' '.join(lines).rstrip(','), 300)}"
+    more = [f"… {len(lines) - STEPS} more steps"] if len(lines) > STEPS else []
+    return "\n  steps:" + "".join(f"\n    {line}" for line in [*lines[:STEPS], *more])
