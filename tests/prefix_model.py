@@ -49,11 +49,11 @@ class PrefixModel(torch.nn.Module):
             max_position_embeddings=4096,
         )
         self.forwards, self.head_rows = [], []
-        self.fail_forward = self.fail_head = False  # one call fails, then the flag is down again
+        self.fail_forward_in = self.fail_head_in = 0  # n > 0: the n-th call from now on fails
 
     def model(self, input_ids, cache=None, positions=None):
-        if self.fail_forward:
-            self.fail_forward = False
+        self.fail_forward_in -= 1
+        if self.fail_forward_in == 0:
             raise MemoryError("the test makes this forward fail")
         (B, T), state = input_ids.shape, 0
         for layer in range(LAYERS):
@@ -68,8 +68,8 @@ class PrefixModel(torch.nn.Module):
         return state.remainder(PRIME)[..., None]
 
     def lm_head(self, hidden):
-        if self.fail_head:
-            self.fail_head = False
+        self.fail_head_in -= 1
+        if self.fail_head_in == 0:
             raise MemoryError("the test makes this LM head fail")
         self.head_rows.append(hidden[..., 0].numel())
         return score(hidden.long(), torch.arange(VOCAB)).double()
