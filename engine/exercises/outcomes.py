@@ -1,0 +1,40 @@
+"""A small pytest plugin, `-p engine.exercises.outcomes`: what became of each test, as JSON in the file OUTCOMES.
+
+{"tests": {node id: {"outcome": "passed" | "failed" | "not written", "graded": [full names], "seconds", "message"}},
+ "errors": {file: why it could not be collected}}
+"""
+
+import json
+import os
+import re
+from pathlib import Path
+
+_tests: dict[str, dict] = {}
+_errors: dict[str, str] = {}
+
+
+def pytest_runtest_logreport(report):
+    entry = _tests.setdefault(report.nodeid, {"outcome": "passed", "graded": [], "seconds": 0.0, "message": ""})
+    entry["graded"] = [ex.name for ex in getattr(report, "graded", None) or ()]
+    entry["seconds"] += report.duration
+    if report.failed:
+        blank = getattr(getattr(report, "verdict", None), "kind", "") == "not written"
+        entry.update(outcome="not written" if blank else "failed", message=report.longreprtext)
+    elif report.skipped and entry["outcome"] == "passed":
+        entry["outcome"] = "skipped"
+
+
+def pytest_collectreport(report):
+    if report.failed:
+        _errors[report.nodeid] = _short(report.longreprtext)
+
+
+def pytest_sessionfinish():
+    Path(os.environ["OUTCOMES"]).write_text(json.dumps({"tests": _tests, "errors": _errors}), encoding="utf-8")
+
+
+def _short(text: str) -> str:
+    """The error and the last place that a traceback of pytest names."""
+    errors = re.findall(r"^E +(\S.*)$", text, flags=re.MULTILINE) or text.strip().splitlines()[-1:]
+    places = re.findall(r"^(\S+\.py:\d+): ", text, flags=re.MULTILINE)
+    return f"{errors[-1]} at {places[-1]}" if places else errors[-1]
