@@ -1,0 +1,65 @@
+"""Every setting of the core, checked when it is made."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Settings of one EngineCore; ValueError for values and combinations that cannot work.
+
+    block_size: tokens in a block.  num_blocks: blocks in the pool; None sizes it from memory.
+    max_num_batched_tokens: token budget of a step.  max_num_seqs: requests running at once.
+    max_model_len: prompt + output of one request at most; None takes the model's limit.
+    long_prefill_token_threshold: cap on one request's share of a step; 0 is off.
+    policy: "fcfs", or "priority" (lower priority value first, then arrival).
+    preemption_mode: "recompute" forgets the K/V, "swap" copies it to the host, at most swap_space_bytes of it.
+    attention_backend: a name of `get_backend`; "auto" takes the best for the device.
+    gpu_memory_utilization: share of a GPU's memory that weights, activations and pool may fill together.
+    kv_cache_bytes: size of the pool where num_blocks is None; None: profiled on CUDA, 256 MiB elsewhere.
+    seed: where the seeds of requests without one come from.
+    """
+
+    block_size: int = 16
+    num_blocks: int | None = None
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 64
+    max_model_len: int | None = None
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    policy: str = "fcfs"
+    preemption_mode: str = "recompute"
+    swap_space_bytes: int = 1 << 30
+    attention_backend: str = "auto"
+    gpu_memory_utilization: float = 0.9
+    kv_cache_bytes: int | None = None
+    seed: int = 0
+
+    def __post_init__(self):
+        for name in ("block_size", "max_num_batched_tokens", "max_num_seqs"):
+            self._at_least(name, 1)
+        for name in ("long_prefill_token_threshold", "swap_space_bytes"):
+            self._at_least(name, 0)
+        for name in ("num_blocks", "max_model_len", "kv_cache_bytes"):
+            if getattr(self, name) is not None:
+                self._at_least(name, 1)
+        if self.policy not in ("fcfs", "priority"):
+            raise ValueError(f"policy must be 'fcfs' or 'priority', got {self.policy!r}")
+        if self.preemption_mode not in ("recompute", "swap"):
+            raise ValueError(f"preemption_mode must be 'recompute' or 'swap', got {self.preemption_mode!r}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(f"gpu_memory_utilization must lie in (0, 1], got {self.gpu_memory_utilization!r}")
+        if self.long_prefill_token_threshold and not self.enable_chunked_prefill:
+            raise ValueError(
+                f"long_prefill_token_threshold={self.long_prefill_token_threshold} cuts prompts into chunks, "
+                "but enable_chunked_prefill is False"
+            )
+        if self.num_blocks is not None and self.kv_cache_bytes is not None:
+            raise ValueError(
+                f"num_blocks={self.num_blocks} and kv_cache_bytes={self.kv_cache_bytes} both size the pool: give one"
+            )
+
+    def _at_least(self, name: str, low: int) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < low:
+            raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
