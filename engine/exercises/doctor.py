@@ -33,7 +33,7 @@ def doctor(root: Path, console: Console | None = None) -> int:
     colours = {"ok": "green", "note": "yellow", "broken": "red"}
     for check in checks:
         grid.add_row(f"[{colours[check.state]}]{check.state}", check.what, check.found.replace("[", "\\["))
-    (console or Console()).print(grid)
+    (console or Console(width=None if sys.stdout.isatty() else 120)).print(grid)
     return int(any(check.state == "broken" for check in checks))
 
 

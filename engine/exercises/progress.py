@@ -1,6 +1,7 @@
 """`run.py progress`: chapter by chapter what is written, what passes, and what to do next."""
 
 import hashlib
+import sys
 from collections import Counter
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +24,7 @@ def progress(catalog: Catalog, chapter: str | None = None, cached: bool = False,
     cached: the remembered results instead. Raises LookupFailed for a chapter without exercises.
     """
     number = chapter_number(catalog, chapter)
-    console = console or Console()
+    console = console or Console(width=None if sys.stdout.isatty() else 120)
     exercises = catalog.exercises if number is None else catalog.of_chapter(number)
     remembered = state.load(catalog.root)
     troubles = list(catalog.damaged)
@@ -102,13 +103,15 @@ def _bar(count: Counter, total: int) -> str:
 
 
 def details(catalog: Catalog, exercises: list[Exercise], results: dict[str, dict]) -> Table:
-    grid = Table("exercise", "where", "", "first failure", header_style="", show_lines=False)
+    grid = Table.grid(padding=(0, 2))
     for ex in exercises:
         entry, word = results.get(ex.name) or {}, standing(ex, results)
-        stale = ", changed since" if ex.written and entry.get("digest", "") not in ("", digest(ex)) else ""
-        message = next(iter(entry.get("messages") or []), "").split("\n")[0] if word == "failing" else ""
-        counts = f" {entry['failed']} of {entry['failed'] + entry.get('passed', 0)}" if word == "failing" else ""
-        grid.add_row(_plain(catalog.short(ex)), ex.where, f"[{COLOURS[word]}]{word}{counts}[/]{stale}", _plain(message))
+        if word == "failing":
+            word = f"[red]failing {entry['failed']} of {entry['failed'] + entry.get('passed', 0)}"
+        else:
+            word = f"[{COLOURS[word]}]{word}"
+        stale = " [yellow]changed since" if ex.written and entry.get("digest", "") not in ("", digest(ex)) else ""
+        grid.add_row(catalog.short(ex), ex.where, word + stale)
     return grid
 
 
@@ -125,10 +128,6 @@ def what_next(catalog: Catalog, exercises: list[Exercise], results: dict[str, di
     if by["failing"]:
         lines += [f"      {line}" for line in (results[ex.name].get("messages") or [""])[0].splitlines()]
     return [*lines, f"      python run.py hint {catalog.short(ex)}"]
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", "\\[")
 
 
 def _say(console: Console, line: str) -> None:
