@@ -14,7 +14,7 @@ from engine.models.layers import RMSNorm, apply_rope, rope_cos_sin
 
 __all__ = [
     "Qwen3", "Qwen3Attention", "Qwen3Config", "Qwen3DecoderLayer", "Qwen3MLP", "Qwen3Model",
-    "RMSNorm", "apply_rope", "rope_cos_sin", "test_model",
+    "RMSNorm", "apply_rope", "random_model", "rope_cos_sin", "test_model",
 ]  # fmt: skip
 
 
@@ -134,19 +134,15 @@ class Qwen3(nn.Module):
         return self.lm_head(self.model(input_ids, cache, positions)).float()
 
 
-def test_model(seed: int = 0) -> Qwen3:
-    """Two layers with seeded random weights in float32; leaves the global random state alone.
+def random_model(cfg: Qwen3Config, seed: int = 0) -> Qwen3:
+    """Seeded random weights in float32, ready for inference; leaves the global random state alone.
 
-    num_heads * head_dim is not hidden_size, and no two sizes agree that a wrong axis could hide behind.
     The weights are wide enough apart that greedy decoding is not decided by rounding.
     """
-    cfg = Qwen3Config(
-        vocab_size=199, hidden_size=64, intermediate_size=112, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=32, rope_theta=10_000.0, max_position_embeddings=4096,
-    )  # fmt: skip
     with torch.device("meta"):
         model = Qwen3(cfg)
     model = model.to_empty(device="cpu").requires_grad_(False).eval()
+    model.tie_weights()
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if name.endswith("norm.weight"):
@@ -157,6 +153,15 @@ def test_model(seed: int = 0) -> Qwen3:
             gain = 3.0 if "lm_head" in name else 1.5
             parameter.normal_(0, gain * parameter.shape[1] ** -0.5, generator=generator)
     return model
+
+
+def test_model(seed: int = 0) -> Qwen3:
+    """Two small layers with seeded random weights; no two sizes agree that a wrong axis could hide behind."""
+    cfg = Qwen3Config(
+        vocab_size=199, hidden_size=64, intermediate_size=112, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, rope_theta=10_000.0, max_position_embeddings=4096,
+    )  # fmt: skip
+    return random_model(cfg, seed)
 
 
 test_model.__test__ = False  # pytest: not a test, whatever its name says
