@@ -19,7 +19,7 @@ def causal_attention(q, k, v, q_pos, k_pos, allowed=None, scale=None):
     A query sees a key iff k_pos <= q_pos and `allowed` (where given) is True. Query head h reads KV head
     h // (H // Hkv). Scores and softmax are computed in float32. A query that sees no key gives zeros.
     Returns [B, H, T, D] in q's dtype; the arguments stay unchanged. K and V are never copied once per query head: no
-    operation makes a tensor of H * S * D elements out of them. What is hidden has no influence as long as it is finite.
+    operation makes a tensor of B * H * S * D elements. Hidden keys have no influence while scores and values are finite.
 
     Raises ValueError, naming the shape at fault: q, k or v not of four axes; k and v of different shapes; q and k of
     different B or D; H not a multiple of Hkv; q_pos, k_pos or allowed of another shape; `allowed` not bool.

@@ -32,6 +32,7 @@ def causal_attention(q, k, v, q_pos, k_pos, allowed=None, scale=None):
     scale = D**-0.5 if scale is None else scale
     rows = (q.float() * scale).reshape(B, Hkv, H // Hkv * T, D)
     scores = (rows @ k.float().transpose(-1, -2)).view(B, H, T, S)
-    weights = scores.masked_fill_(~visible, LOWEST).softmax(dim=-1)
+    bias = torch.zeros(visible.shape, device=q.device).masked_fill_(~visible, LOWEST)  # small; adding it is cheap
+    weights = scores.add_(bias).softmax(dim=-1)
     out = (weights.view(B, Hkv, H // Hkv * T, S) @ v.float()).view(B, H, T, D)
     return out.masked_fill_(~visible.any(dim=-1, keepdim=True), 0.0).to(q.dtype)
