@@ -96,7 +96,7 @@ class EngineCore:
     def _check(self, request_id, prompt_token_ids, params) -> None:
         if not isinstance(params, SamplingParams):
             raise ValueError(f"params must be SamplingParams, got {params!r}")
-        if request_id in self._children:
+        if request_id in self._children or request_id in self.scheduler.requests:
             raise ValueError(f"request id {request_id!r} is in use")
         if not prompt_token_ids:
             raise ValueError(f"request {request_id!r}: the prompt is empty")
