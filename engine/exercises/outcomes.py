@@ -37,4 +37,5 @@ def _short(text: str) -> str:
     """The error and the last place that a traceback of pytest names."""
     errors = re.findall(r"^E +(\S.*)$", text, flags=re.MULTILINE) or text.strip().splitlines()[-1:]
     places = re.findall(r"^(\S+\.py:\d+): ", text, flags=re.MULTILINE)
+    places += [f"{path}:{line}" for path, line in re.findall(r'^E +File "(.+)", line (\d+)', text, flags=re.MULTILINE)]
     return f"{errors[-1]} at {places[-1]}" if places else errors[-1]

@@ -10,6 +10,7 @@ import re
 import shutil
 import tempfile
 import tokenize
+import warnings
 from pathlib import Path
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
@@ -27,7 +28,9 @@ class Source:
         self.text, self.where, self.encoding = text, where, encoding
         self.starts = [0, *(m.end() for m in _NEWLINE.finditer(text))]
         try:
-            self.tree = ast.parse(text)
+            with warnings.catch_warnings(action="ignore"):
+                self.tree = ast.parse(text)
+                compile(self.tree, where, "exec", dont_inherit=True)  # parsing alone accepts `def f(a, a)`
         except SyntaxError as error:
             raise SourceError(f"{where}:{error.lineno or 1}: {error.msg}") from None
         except (ValueError, RecursionError, MemoryError) as error:
