@@ -17,7 +17,8 @@ def hash_block(parent, tokens, extra=()) -> bytes:
     extra: whatever else K/V depends on (tenant, adapter, ...): None, bool, int, float, str, bytes, or tuples of them.
     Returns at least 16 bytes of BLAKE2b: the same value in every process and on every run, and different for any two
     different triples. So the encoding that is hashed must be injective: no two triples may share one. In extra, `1`,
-    `True`, `"1"` and `b"1"` are four different keys, and `("ab",)` is not `("a", "b")`; an empty parent is not None.
+    `1.0`, `True`, `"1"` and `b"1"` are five different keys, and `("ab",)` is not `("a", "b")`; an empty parent is not
+    None.
     A list of tokens and a tuple of the same tokens are the same tokens.
     Source: block hashes of vLLM; Merkle's hash chains.
     """
