@@ -121,7 +121,7 @@ mutant(
 mutant(
     "hash_block",
     WHOLE,
-    """    data = (parent or bytes(32)) + b"".join(token.to_bytes(4, "little") for token in tokens) + repr(extra).encode()
+    """    data = (parent or bytes(32)) + b"".join(t.to_bytes(4, "little") for t in tokens) + repr(extra).encode()
     return blake2b(data, digest_size=32).digest()""",
     caught_by="test_no_parent_differs_from_an_empty_one",
     believes="zeros can stand for no parent",
