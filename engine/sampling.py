@@ -10,8 +10,8 @@ def sample(logits, temperature=1.0, top_k=0, top_p=1.0, generator=None):
     """Draw one token for every row of logits.  (Your engine: Chapter 8)
 
     logits: [B, V] of any floating dtype, computed with in float32. -inf means never; B rows are drawn independently.
-    temperature: logits are divided by it before anything else; 0 takes the largest logit, the lowest id among equals,
-        whatever top_k and top_p are, and draws nothing.
+    temperature: logits are divided by it before anything else, and however small or large it is, no NaN comes of it;
+        0 takes the largest logit, the lowest id among equals, whatever top_k and top_p are, and draws nothing.
     top_k: only the k largest logits stay; 0 is off, and so is any k >= V.
     top_p: of what top_k left, renormalised, the smallest set of most probable tokens whose probabilities sum up to at
         least top_p stays, so at least one token does; 1.0 is off.

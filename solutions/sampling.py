@@ -20,8 +20,7 @@ def sample(logits, temperature=1.0, top_k=0, top_p=1.0, generator=None):
     if temperature == 0:
         return logits.argmax(dim=-1)
 
-    # The largest becomes 0 before the division, so no temperature can overflow; float32 has to hold the divisor, too.
-    logits = (logits - highest) / min(max(temperature, 1e-30), 1e30)
+    logits = logits / min(max(temperature, 1e-30), 1e30)  # float32 must be able to hold divisor and quotient
     if top_k in range(1, logits.shape[1]) or top_p < 1:
         logits, ids = logits.sort(dim=-1, descending=True, stable=True)  # stable: equals stay in the order of their ids
         if top_k:

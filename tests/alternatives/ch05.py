@@ -40,7 +40,7 @@ alternative("causal_attention", name="one-query-at-a-time", source=CHECKS + """
 """)
 
 alternative("causal_attention", name="scaled-dot-product-attention", source=CHECKS + """
-    visible = ((k_pos[:, None, None] <= q_pos[:, None, :, None]) & allowed).reshape(B, Hkv, -1, S)
+    visible = ((k_pos[:, None, None] <= q_pos[:, None, :, None]) & allowed).reshape(B, Hkv, H // Hkv * T, S)
     rows = q.reshape(B, Hkv, H // Hkv * T, D)
     out = torch.nn.functional.scaled_dot_product_attention(
         rows.float(), k.float(), v.float(), attn_mask=visible, scale=scale
