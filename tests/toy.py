@@ -11,6 +11,7 @@ from tests.sections import ROOT
 
 FILES = {
     "pyproject.toml": '[tool.pytest.ini_options]\ntestpaths = ["tests"]\naddopts = "-p no:cacheprovider"\n',
+    "hypothesis.py": "raise ImportError('not needed here, and slow to import')\n",
     "engine/__init__.py": "",
     "engine/milestones/__init__.py": "",
     "engine/milestones/core.py": '''
@@ -151,6 +152,9 @@ def test_scaffolding():
 }
 
 
+QUICK = {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+
+
 def toy_tree(folder: Path) -> Path:
     """The machinery of the real tree around the exercises above: engine/exercises, the graders' helpers and run.py."""
     for name, text in FILES.items():
@@ -181,7 +185,7 @@ def python(tree: Path, *arguments: str, cwd: Path | None = None, **env: str) -> 
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=cwd or tree,
-        env={**ours, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", **env},
+        env={**ours, **QUICK, **env},
         capture_output=True,
         encoding="utf-8",
         errors="replace",
