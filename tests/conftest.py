@@ -27,6 +27,7 @@ def pytest_addoption(parser):
     option("--only", action="append", default=[], metavar="NAME", help="run only the tests that grade this exercise")
     option("--grade-seed", type=int, default=0, metavar="N", help="draw other inputs (default 0)")
     option("--long", action="store_true", help="show tracebacks")
+    option("--grader", action="store_true", help="also run tests/test_grader.py: minutes")
     option("--results", type=Path, metavar="FILE", help="write the counts and messages by exercise to FILE, as JSON")
 
 
@@ -41,6 +42,13 @@ def pytest_configure(config):
     config.stash[BOARD] = Scoreboard()
     if option.reportchars == "fE" and not option.long:
         option.reportchars = "E"  # the messages are short enough to stand once
+
+
+def pytest_ignore_collect(collection_path, config):
+    if collection_path.name == "test_grader.py" and not config.option.grader:
+        named = any("test_grader" in str(argument) for argument in config.invocation_params.args)
+        return None if named else True
+    return None
 
 
 def pytest_pycollect_makemodule(module_path, parent):
@@ -74,7 +82,11 @@ def pytest_report_collectionfinish(config):
         for name in getattr(config.option, option)
         if not any(ex.goes_by(name) for ex in registry.EXERCISES.values())
     ]
-    return [registry.who_wrote(), *(f"--{line}" for line in unknown)]
+    return [*whose_code(), *(f"--{line}" for line in unknown)]
+
+
+def whose_code() -> list[str]:
+    return [registry.who_wrote()] if registry.EXERCISES else []
 
 
 def pytest_runtest_setup(item):
@@ -111,9 +123,9 @@ def pytest_report_teststatus(report):
 def pytest_terminal_summary(terminalreporter, config):
     if not config.option.collectonly:
         lines = config.stash[BOARD].lines()
-        if len(lines) > 1:
+        if lines:
             terminalreporter.section("exercises")
-        for line in lines:
+        for line in [*lines, *whose_code()]:
             terminalreporter.line(line)
 
 

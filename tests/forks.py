@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
+from engine.exercises.registry import EXERCISES
 from tests.sections import ROOT
 
 TEST_LIMIT = 20  # seconds of computing for one test in a fork
@@ -227,6 +228,8 @@ class _Recorder:
     def pytest_collection_modifyitems(self, items):
         items[:] = [item for item in items if self._wanted(item)]
         self.selected = len(items)
+        for ex in EXERCISES.values():  # a test that grades others too shall run, with those borrowed
+            ex.written = True
 
     def _wanted(self, item) -> bool:
         if self.run.everything:

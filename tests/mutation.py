@@ -23,7 +23,7 @@ from engine.exercises.catalog import Catalog, LookupFailed
 from engine.exercises.registry import Exercise
 from engine.exercises.source import Source, SourceError
 from tests.alternatives import ALTERNATIVES, Alternative
-from tests.forks import Result, Run, counts, preload, run_all
+from tests.forks import Result, Run, counts, goes_by, preload, run_all
 from tests.mutants import MUTANTS, Mutant
 from tests.sections import ROOT
 
@@ -135,19 +135,26 @@ class Bank:
         return Run(a.id, path, text, self.files(a.chapter), ex.name, everything=True, impl="solution", seed=self.seed)
 
 
-def judge_mutant(m: Mutant, run: Run, result: Result) -> Outcome:
-    if result.trouble:
-        return Outcome(m.id, "error", result.trouble, result.seconds)
-    graded = {name for record in result.records for name in record["graded"]}
-    if run.exercise not in graded:
-        note = f"{m.caught_by} does not grade {m.exercise}" if result.selected else f"there is no test {m.caught_by}"
-        return Outcome(m.id, "error", note, result.seconds)
+def judge_mutant(m: Mutant, run: Run, result: Result, answer: Result) -> Outcome:
+    """answer: what the unchanged answer got in the same tests."""
+
+    def outcome(status: str, note: str) -> Outcome:
+        return Outcome(m.id, status, note, result.seconds)
+
+    records = [r for r in answer.records if goes_by(r["test"], m.caught_by)]
+    failed = next((r for r in records if r["outcome"] == "failed"), None)
+    if result.trouble or answer.trouble:
+        return outcome("error", result.trouble or f"the unchanged answer: {answer.trouble}")
+    if not any(run.exercise in r["graded"] for r in records):
+        return outcome("error", f"{m.caught_by} does not grade {m.exercise}" if records else f"{m.caught_by} never ran")
+    if failed:
+        return outcome("error", f"the unchanged answer does not pass: {failed['test']}: {failed['text']}")
     caught = next((r for r in result.records if counts(r, run.exercise)), None)
     if caught:
-        return Outcome(m.id, "caught", caught["text"], result.seconds)
+        return outcome("caught", caught["text"])
     failed = next((r for r in result.records if r["outcome"] == "failed"), None)
     note = f"fails, but not with a message about it: {failed['text']}" if failed else f"{m.caught_by} passes"
-    return Outcome(m.id, "missed", f"{note}\n  (it believes: {m.believes})", result.seconds)
+    return outcome("missed", f"{note}\n  (it believes: {m.believes})")
 
 
 def judge_right(id: str, run: Run, result: Result) -> Outcome:
@@ -185,14 +192,12 @@ def try_out(entries: list[Mutant | Alternative], workers: int = 2, seed: int = 0
         if isinstance(entry, Alternative):
             yield judge_right(entry.id, run, result)
         elif entry is None:
-            answers[run.exercise] = judge_right(run.id, run, result)
+            answers[run.exercise] = result
         else:
-            held.append((run.exercise, judge_mutant(entry, run, result)))
-        for exercise, outcome in [h for h in held if h[0] in answers]:
-            held.remove((exercise, outcome))
-            answer = answers[exercise]
-            note = f"the unchanged answer does not pass: {answer.note}"
-            yield outcome if answer.good else Outcome(outcome.id, "error", note, outcome.seconds)
+            held.append((entry, run, result))
+        for waiting in [h for h in held if h[1].exercise in answers]:
+            held.remove(waiting)
+            yield judge_mutant(*waiting, answers[waiting[1].exercise])
 
 
 def table(outcomes: list[Outcome]) -> list[str]:

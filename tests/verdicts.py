@@ -101,7 +101,7 @@ def _judge_one(error: BaseException, graded: list[Exercise]) -> Verdict:
         return _raised(error, inside, graded)
     at = next((f for f in reversed(frames) if f.path), frames[-1])
     text = f"{_one_line(error)} at {at.where}: {_source(at)}"
-    return Verdict("raised", f"{text}\n  is what {_names(graded)} returned of the type that the docstring promises?")
+    return Verdict("raised", f"{text}\n  did {_names(graded)} return what the docstring promises?")
 
 
 def _late(error: DidNotFinish, inside: list[Frame], graded: list[Exercise]) -> Verdict:
@@ -155,12 +155,14 @@ def _names(exercises: list[Exercise]) -> str:
 
 def _example(error: BaseException) -> str:
     """The example that hypothesis noted on the error, compactly."""
-    note = next((n for n in getattr(error, "__notes__", ()) if n.startswith("Falsifying")), None)
-    if note is None:
+    lines = "\n".join(getattr(error, "__notes__", ())).splitlines()
+    start = next((i for i, line in enumerate(lines) if line.startswith("Falsifying")), None)
+    if start is None:
         return ""
-    lines = [line.split("  # or any")[0].strip() for line in note.splitlines()[1:]]
-    lines = [line for line in lines if line and not line.startswith("#") and line != ")"]
-    if "Falsifying example: " in note.splitlines()[0]:
-        return f"\n  example: {cut(' '.join(lines).rstrip(','), 300)}"
-    more = [f"… {len(lines) - STEPS} more steps"] if len(lines) > STEPS else []
-    return "\n  steps:" + "".join(f"\n    {line}" for line in [*lines[:STEPS], *more])
+    more = [line.split("  # or any")[0].strip() for line in lines[start + 1 :]]
+    end = next((i for i, line in enumerate(more) if line.startswith(("Explanation:", "You can reproduce"))), len(more))
+    more = [line for line in more[:end] if line and line != ")" and not line.startswith("#")]
+    if lines[start].endswith("("):
+        return f"\n  example: {cut(' '.join(more).rstrip(','), 300)}"
+    dropped = [f"… {len(more) - STEPS} more steps"] if len(more) > STEPS else []
+    return "\n  steps:" + "".join(f"\n    {line}" for line in [*more[:STEPS], *dropped])
