@@ -25,14 +25,17 @@ def test_a_failed_step_has_not_happened(where, error):
 
 
 @grades(step)
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
 @pytest.mark.parametrize("where", WHERE)
-def test_a_failed_step_leaves_nothing_cached_that_was_not_computed(where):
+def test_a_failed_step_leaves_nothing_cached_that_was_not_computed(where, error):
     """Its blocks were published when it was planned; whoever comes next must not find them."""
     harness, prompt = Harness(max_num_batched_tokens=16), tokens(rng("not computed"), 13)
     harness.add("a", prompt)
-    harness.failing_step(where)
+    harness.failing_step(where, error)
     hashes = len(harness.blocks.cached)
-    expect_equal(hashes, 0, "published blocks after a first step that failed", "`scheduler.undo` withdraws them", LOOP)
+    expect_equal(
+        hashes, 0, f"published blocks after {error.__name__} in the {where} of the first step", "undo the plan", LOOP
+    )
     harness.abort("a")
     harness.add("b", prompt)
     harness.drain()

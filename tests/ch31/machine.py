@@ -19,49 +19,63 @@ def prompt_of(family, length, tail):
     return prefix if tail is None else [*prefix, tail]
 
 
+REQUESTS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "family": st.integers(0, 1),
+            "length": st.integers(1, 40),
+            "tail": st.none() | st.integers(0, VOCAB - 1),
+            "wanted": st.integers(1, 25),
+            "priority": st.integers(0, 2),
+            "arrival_time": st.sampled_from([0.0, 1.0]),
+            "cache_key": st.sampled_from(KEYS),
+            "stops": st.sampled_from([(), (), range(0, VOCAB, 9)]),
+        }
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
 class Traffic(RuleBasedStateMachine):
     modes = ("recompute", "swap")
-    pools = (1, 2, 3, 6, 12, 40)  # blocks beyond those that the longest request needs
+    spare = (0, 1, 2, 4, 30)  # blocks beyond those that the longest request needs
 
     @initialize(data=st.data())
     def start(self, data):
-        draw = data.draw
-        self.block_size = draw(st.sampled_from([1, 3, 16]), label="block_size")
-        self.longest = draw(st.integers(4, 60), label="longest")
-        num_blocks = -(-self.longest // self.block_size) + draw(st.sampled_from(self.pools), label="more blocks") - 1
-        chunked = draw(st.booleans(), label="chunked")
-        budget = draw(st.integers(1, 30) if chunked else st.integers(self.longest, 2 * self.longest), label="budget")
+        def one_of(label, values):
+            return data.draw(st.sampled_from(list(values)), label=label)
+
+        size = one_of("block_size", [1, 3, 16])
+        self.longest = one_of("longest", range(16, 50))
+        num_blocks = -(-self.longest // size) + one_of("spare", self.spare)
+        chunked = one_of("chunked", [True, True, False])
         config = {
-            "block_size": self.block_size,
+            "block_size": size,
             "num_blocks": num_blocks,
-            "max_num_batched_tokens": budget,
-            "max_num_seqs": draw(st.integers(1, 6), label="max_num_seqs"),
-            "enable_prefix_caching": draw(st.booleans(), label="prefix caching"),
+            "max_num_batched_tokens": one_of("budget", range(1, 40) if chunked else range(self.longest, 90)),
+            "max_num_seqs": one_of("seqs", [1, 2, 4, 8]),
+            "enable_prefix_caching": one_of("caching", [True, True, False]),
             "enable_chunked_prefill": chunked,
-            "policy": draw(st.sampled_from(["fcfs", "priority"]), label="policy"),
+            "policy": one_of("policy", ["fcfs", "priority"]),
         }
         if chunked:
-            config["long_prefill_token_threshold"] = draw(st.sampled_from([0, 0, 1, 5]), label="threshold")
-        if draw(st.sampled_from(self.modes), label="mode") == "swap":
-            config["host_blocks"] = draw(st.integers(1, num_blocks), label="host blocks")
+            config["long_prefill_token_threshold"] = one_of("threshold", [0, 0, 1, 5])
+        if one_of("mode", self.modes) == "swap":
+            config["host_blocks"] = one_of("host blocks", [1, 2, 5, num_blocks, 4 * num_blocks])
         self.harness, self.count = Harness(**config), 0
 
-    @rule(
-        family=st.integers(0, 2), share=st.floats(0, 1), tail=st.none() | st.integers(0, VOCAB - 1),
-        wanted=st.integers(1, 12), priority=st.integers(0, 2), arrival=st.integers(0, 2), key=st.sampled_from(KEYS),
-        stops=st.lists(st.integers(0, VOCAB - 1), max_size=9),
-    )  # fmt: skip
-    def arrive(self, family, share, tail, wanted, priority, arrival, key, stops):
-        max_tokens = min(wanted, self.longest - 2)
-        length = 1 + int(share * (self.longest - max_tokens - 2))
-        self.count += 1
-        self.harness.add(
-            f"r{self.count}", prompt_of(family, length, tail), max_tokens, priority=priority,
-            cache_key=key, arrival_time=float(arrival), stop_token_ids=stops,
-        )  # fmt: skip
+    @rule(requests=REQUESTS)
+    def arrive(self, requests):
+        for asked in requests:
+            max_tokens = min(asked.pop("wanted"), self.longest - 2)
+            length = min(asked.pop("length"), self.longest - max_tokens - 1)
+            prompt = prompt_of(asked.pop("family"), length, asked.pop("tail"))
+            self.count += 1
+            self.harness.add(f"r{self.count}", prompt, max_tokens, stop_token_ids=asked.pop("stops"), **asked)
 
     @precondition(lambda self: self.harness.core.has_unfinished)
-    @rule(steps=st.integers(1, 4))
+    @rule(steps=st.integers(1, 8))
     def steps(self, steps):
         for _ in range(steps):
             self.harness.step()
@@ -93,7 +107,7 @@ class Traffic(RuleBasedStateMachine):
             self.harness.drain()
 
 
-EXAMPLES = {"max_examples": 30, "stateful_step_count": 25}
+EXAMPLES = {"max_examples": 30, "stateful_step_count": 25, "deadline": None}
 
 
 @grades(Scheduler.schedule)
@@ -105,7 +119,7 @@ class TrafficForSchedule(Traffic):
 class TrafficForPreempt(Traffic):
     """Pools so small that nearly every growth preempts."""
 
-    pools = (1, 2, 3)
+    spare = (0, 1, 2)
 
 
 @grades(EngineCore.step)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.serve.scheduler import Scheduler
+from engine.serve.scheduler import Scheduler, SchedulerOutput
 from tests.ch31.fake_pool import SCHEDULER, SWAP
 from tests.ch31.harness import Harness, tokens
 from tests.grading import expect, expect_equal, grades, rng
@@ -95,15 +95,20 @@ def test_chunked_prefill_off_nobody_passes_a_prompt_that_waits():
 
 
 @grades(schedule)
-def test_chunked_prefill_off_a_resumed_request_may_exceed_the_budget():
-    """It was preempted with 17 tokens known; the budget is 10, so it has to be computed again in chunks."""
-    harness = Harness(
-        num_blocks=8, max_num_batched_tokens=10, enable_chunked_prefill=False, enable_prefix_caching=False
-    )
+def test_chunked_prefill_off_a_resumed_request_may_be_cut():
+    """It has to compute 13 tokens again. The budget is 10, and others always take some of it."""
+    settings = {"max_num_batched_tokens": 10, "enable_chunked_prefill": False, "enable_prefix_caching": False}
+    harness, random = Harness(**settings), rng("cut")
     for name in ("a", "b"):
-        harness.add(name, tokens(rng(name), 8), max_tokens=12)
-    found = preempted_by_step(harness)
-    expect(any(found), "two requests that need 10 blocks share 8, and nobody was preempted", see=SWAP)
+        harness.add(name, tokens(random, 8), max_tokens=30)
+    b = harness.scheduler.requests["b"]
+    for _ in range(20):
+        if b.num_tokens < 13:
+            harness.step()
+    harness.scheduler.preempt(b, SchedulerOutput())
+    hint = "only a new prompt has to fit whole; this one would wait as long as anybody else runs"
+    expect_equal(harness.step(), [("a", 1), ("b", 9)], "(request, n) {i}", hint, SCHEDULER)
+    harness.drain()
 
 
 @grades(schedule)

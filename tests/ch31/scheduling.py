@@ -119,6 +119,21 @@ def test_requests_that_arrive_together_share_their_prefix():
 
 
 @grades(schedule)
+def test_a_chunk_publishes_its_own_blocks_and_no_more():
+    harness = Harness(max_num_batched_tokens=12, long_prefill_token_threshold=6)
+    prompt = tokens(rng("own"), 21)
+    for name in ("a", "b"):
+        harness.add(name, prompt)
+    out = harness.scheduler.schedule()
+    adopted = harness.scheduler.requests["b"].num_computed_tokens
+    hint = "those of num_computed_tokens + n, which this step writes"
+    what = "tokens that a second request adopts from a prompt of which 6 tokens are planned"
+    expect_equal(adopted, 4, what, hint, SCHEDULER, CALL)
+    harness.scheduler.undo(out)
+    harness.drain()
+
+
+@grades(schedule)
 def test_an_admission_is_recorded_so_that_it_can_be_undone():
     harness, prompt = Harness(max_num_batched_tokens=64), tokens(rng("recorded"), 13)
     harness.add("a", prompt)
@@ -273,11 +288,15 @@ def test_preempting_goes_on_until_the_request_fits():
 
 @grades(schedule)
 def test_a_step_that_preempted_admits_nobody():
-    harness = full_pool(5, 16, num_blocks=5, max_tokens=4)
+    """Three blocks are free once "low" is gone, and "next" comes before it; but that has to wait for the next step."""
+    harness = Harness(num_blocks=5, max_num_batched_tokens=64, enable_prefix_caching=False, policy="priority")
+    harness.add("high", tokens(rng("high"), 4), priority=0)
+    harness.add("low", tokens(rng("low"), 14), priority=2)
+    harness.step()
+    harness.add("next", [1, 2], priority=1)
     out = harness.scheduler.schedule()
-    free = harness.blocks.num_free
-    expect_equal(names(out.preempted), ["1"], "preempted request {i}", see=SWAP, call=CALL)
-    fact = f'"{names(out.admitted)[0] if out.admitted else ""}" was admitted in the step that preempted "1"'
-    expect(not out.admitted, fact, f"{free} blocks are free now, and they stay so until the next step", SCHEDULER)
+    expect_equal(names(out.preempted), ["low"], "preempted request {i}", see=SWAP, call=CALL)
+    fact = f"{names(out.admitted)} were admitted in the step that preempted 'low'"
+    expect(not out.admitted, fact, "what was freed is for those who run", SCHEDULER)
     harness.scheduler.undo(out)
     harness.drain()

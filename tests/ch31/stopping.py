@@ -24,7 +24,7 @@ def verdict(output, index=-1, eos=EOS, prompt=(1, 2), max_positions=4096, **para
 
 
 def expect_verdict(got, status, reason, what, hint=None):
-    shown = [getattr(s, "name", s) for s in (got[0], status)]
+    shown = ["goes on" if s is None else getattr(s, "value", s) for s in (got[0], status)]
     expect_equal(shown[0], shown[1], f"check_stop, {what}", hint, LOOP)
     expect_equal(got[1], reason, f"stop_reason, {what}", hint, LOOP)
 
