@@ -14,9 +14,12 @@ import pytest
 
 from engine.exercises import registry
 from tests.scoreboard import Scoreboard
+from tests.sections import ROOT
+from tests.sources import uses_hypothesis
 from tests.verdicts import DidNotFinish, judge, not_written, unwritten
 
 PATIENCE = 3
+pytest.register_assert_rewrite(*(f"tests.{folder.name}" for folder in (ROOT / "tests").glob("ch[0-9]*/")))
 BOARD = pytest.StashKey[Scoreboard]()
 
 
@@ -53,7 +56,7 @@ def pytest_ignore_collect(collection_path, config):
 
 def pytest_pycollect_makemodule(module_path, parent):
     """Examples depend on the grade seed and on nothing that earlier runs left behind."""
-    if b"hypothesis" in module_path.read_bytes():  # importing it takes a second that the other files need not spend
+    if uses_hypothesis(module_path):  # importing it takes a second that the other files need not spend
         from hypothesis import core, settings
 
         settings.register_profile("grading", deadline=None, database=None, print_blob=False)

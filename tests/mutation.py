@@ -16,6 +16,7 @@ import signal
 import sys
 from collections import Counter
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 from engine.exercises.bodies import replace_body
@@ -26,6 +27,7 @@ from tests.alternatives import ALTERNATIVES, Alternative
 from tests.forks import Result, Run, counts, goes_by, preload, run_all
 from tests.mutants import MUTANTS, Mutant
 from tests.sections import ROOT
+from tests.sources import named, sources
 
 GOOD = ("caught", "passed")
 
@@ -57,21 +59,13 @@ class BadEntry(ValueError):
     """A mutant or alternative that cannot be tried."""
 
 
-def parts(path: Path) -> list[Path]:
-    """A test file and the files it star-imports: `tests/ch31/…` of `tests/test_ch31_engine_v2.py`."""
-    return [path, *sorted((path.parent / path.stem.split("_")[1]).glob("*.py"))]
-
-
-def _defines(path: Path, test: str) -> bool:
-    texts = (p.read_text() for p in parts(path))
-    return any(f"{word}{test}" in text for text in texts for word in ("def ", "class ", "\n"))
-
-
 class Bank:
     """Turns entries into runs; the sources are read once."""
 
     def __init__(self, seed: int = 0):
         self.catalog, self.seed = Catalog(ROOT), seed
+        self.read = cache(Source.read)
+        self.unchanged = cache(self._unchanged)
 
     def exercise(self, entry: Mutant | Alternative) -> Exercise:
         try:
@@ -83,8 +77,7 @@ class Bank:
         """The test files of a chapter; with a test's name those that define it."""
         found = sorted((ROOT / "tests").glob(f"test_ch{chapter:02d}_*.py"))
         if test is not None:
-            last = test.split("::")[-1]
-            found = [p for p in found if _defines(p, last)]
+            found = [path for path in found if test.split("::")[-1] in named(path)]
         if not found:
             raise BadEntry(f"no test {test or ''} in tests/test_ch{chapter:02d}_*.py".replace("  ", " "))
         return found
@@ -95,7 +88,7 @@ class Bank:
         if not path.exists():
             raise BadEntry(f"{ex.qualname} has no answer in solutions/")
         try:
-            source = Source.read(path)
+            source = self.read(path)
             function = source.find(ex.qualname)
         except SourceError as error:
             raise BadEntry(str(error)) from None
@@ -103,14 +96,18 @@ class Bank:
 
     def spliced(self, ex: Exercise, donor: str) -> str:
         try:
-            return replace_body(Source.read(Path(ex.path)).text, ex.qualname, donor)
+            return replace_body(self.read(Path(ex.path)).text, ex.qualname, donor)
         except SourceError as error:
             raise BadEntry(str(error)) from None
+
+    def _unchanged(self, name: str) -> str:
+        ex = self.catalog.one(name)
+        return self.spliced(ex, self.answer(ex)[0].text)
 
     def baseline(self, ex: Exercise, mutants: list[Mutant]) -> Run:
         """The unchanged answer against every test that is to catch a mutant of it."""
         files = sorted({path for m in mutants for path in self.files(m.chapter, m.caught_by)})
-        text = self.spliced(ex, self.answer(ex)[0].text)
+        text = self.unchanged(ex.name)
         names = [m.caught_by for m in mutants]
         return Run(f"answer {ex.name}", Path(ex.path), text, files, ex.name, names, seed=self.seed)
 
@@ -121,7 +118,7 @@ class Bank:
         if function.count(m.old) != 1:
             raise BadEntry(f"`old` occurs {function.count(m.old)} times in the answer of {ex.qualname}, not once")
         text = self.spliced(ex, source.text[:start] + function.replace(m.old, m.new) + source.text[end:])
-        if text == self.spliced(ex, source.text):
+        if text == self.unchanged(ex.name):
             raise BadEntry("the change is outside the body of the function")
         files = self.files(m.chapter, m.caught_by)
         return Run(m.id, Path(ex.path), text, files, ex.name, [m.caught_by], seed=self.seed, until_caught=True)
@@ -185,7 +182,7 @@ def try_out(entries: list[Mutant | Alternative], workers: int = 2, seed: int = 0
     for group in groups.values():
         ex = bank.exercise(group[0][0])
         runs += [bank.baseline(ex, [m for m, _ in group]), *(run for _, run in group)]
-    preload({part for run in runs for path in run.files for part in parts(path)})
+    preload({part for run in runs for path in run.files for part in sources(path)})
     answers, held = {}, []
     for run, result in run_all(runs, workers):
         entry = by_id.get(run.id)

@@ -9,7 +9,7 @@ from pathlib import Path
 from engine.exercises.bodies import replace_body
 from tests.sections import ROOT
 
-MACHINERY = ["conftest", "grading", "differences", "sections", "scoreboard", "verdicts", "forks", "mutation"]
+MACHINERY = ["conftest", "grading", "differences", "sections", "scoreboard", "sources", "verdicts", "forks", "mutation"]
 
 ENGINE = '''
 from engine.exercises import exercise, fill

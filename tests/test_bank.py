@@ -8,41 +8,23 @@ import pytest
 from tests.mutants import Mutant
 from tests.mutation import BadEntry, Bank, load_banks
 from tests.sections import ROOT, anchor, chapter_file, headings, split
+from tests.sources import named
 
 BANK = Bank()
 ENTRIES = load_banks()
-TEST_FILES = sorted((ROOT / "tests").glob("test_ch*.py"))
+TEST_FILES = sorted([*(ROOT / "tests").glob("test_ch*.py"), *(ROOT / "tests").glob("ch[0-9]*/*.py")])
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=[entry.id for entry in ENTRIES])
 def test_entry_can_be_tried(entry):
-    """A mutant's change applies exactly once, inside the body, and its test exists; an alternative fits in its place."""
+    """A mutant's change applies exactly once, inside the body, and its test exists; an alternative fits in."""
     try:
         run = BANK.mutant(entry) if isinstance(entry, Mutant) else BANK.alternative(entry)
     except BadEntry as error:
         pytest.fail(str(error), pytrace=False)
-    if isinstance(entry, Mutant):
-        assert entry.believes.strip() and grading(run.files, entry.caught_by), f"{entry.caught_by} carries no @grades"
-
-
-def grading(files: list[Path], test: str) -> bool:
-    """True when a test of that name, its class or its state machine carries @grades."""
-    last = test.split("::")[-1]
-    for path in files:
-        tree = ast.parse(path.read_text())
-        machines = {
-            node.value.value.id
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Assign)
-            and isinstance(node.value, ast.Attribute)
-            and isinstance(node.value.value, ast.Name)
-            and any(isinstance(t, ast.Name) and t.id == last for t in node.targets)
-        }
-        for node in ast.walk(tree):
-            named = isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in {*test.split("::"), *machines}
-            if named and any("grades" in ast.unparse(decorator) for decorator in node.decorator_list):
-                return True
-    return False
+    names = entry.caught_by.split("::") if isinstance(entry, Mutant) else []
+    if names and not any(named(path).get(name) for path in run.files for name in names):
+        pytest.fail(f"{entry.caught_by} carries no @grades", pytrace=False)
 
 
 def sections_named_in(path: Path) -> list[tuple[int, str]]:
