@@ -20,7 +20,7 @@ from engine.serve.request import SamplingParams
 from engine.slots import ContinuousBatchingEngine
 
 BLOCK_SIZE = 16
-LARGE = 10_000_000  # parameters from which on the oracle uses chapter 16's cache
+LARGE = 2_000_000  # parameters from which on the oracle uses chapter 16's cache
 
 
 @dataclass

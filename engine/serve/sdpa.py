@@ -19,18 +19,17 @@ class SdpaBackend(PoolBackend):
         """As ReferenceBackend.forward: q [N, H, D] -> [N, H, D]."""
         if self._meta is not meta:  # a new step; its plans serve every layer
             self._meta, self._plans = meta, {}
-        if window not in self._plans:
-            self._plans[window] = [_plan(meta, requests, window) for requests in _groups(meta)]
-
         heads, width = q.shape[1:]
         kv_heads = cache[0].shape[2]
         group = heads // kv_heads
+        if window not in self._plans:
+            self._plans[window] = [_plan(meta, requests, window, group) for requests in _groups(meta)]
+
         out = torch.zeros_like(q)
         for rows, blocks, unused, mask in self._plans[window]:
             k, v = (_gather(pool, blocks, unused) for pool in cache)  # [R, Hkv, S, D]
             # The query heads of a group become more queries of their KV head: [R, Hkv, T * G, D].
             grouped = q[rows].unflatten(2, (kv_heads, group)).transpose(1, 2).flatten(2, 3)
-            mask = mask.repeat_interleave(group, dim=2)  # [R, 1, T * G, S]
             result = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=scale)
             out[rows] = result.unflatten(2, (-1, group)).transpose(1, 2).reshape(*rows.shape, heads, width)
         return out
@@ -46,8 +45,8 @@ def _groups(meta):
     return groups.values()
 
 
-def _plan(meta, requests, window):
-    """rows [R, T], blocks [R, W], (request, position) of the gathered slots past each context, mask [R, 1, T, S]."""
+def _plan(meta, requests, window, group):
+    """rows [R, T], blocks [R, W], (request, position) of the gathered slots past each context, mask [R, 1, T * G, S]."""
     device = meta.seq_lens.device
     chosen = torch.tensor(requests)
     starts, seq_lens = meta.query_start_loc_cpu.long(), meta.seq_lens_cpu[chosen].long()
@@ -61,13 +60,15 @@ def _plan(meta, requests, window):
     mask = k_pos <= q_pos[..., None]
     if window > 0:
         mask &= k_pos > q_pos[..., None] - window
+    mask = mask.repeat_interleave(group, dim=1)[:, None]
     unused = (k_pos >= seq_lens[:, None]).nonzero(as_tuple=True)
-    blocks = meta.block_table[chosen.to(device), :width].long()
-    return rows.to(device), blocks, tuple(u.to(device) for u in unused), mask[:, None].to(device)
+    blocks = meta.block_table[chosen.to(device), :width]
+    return rows.to(device), blocks, tuple(u.to(device) for u in unused), mask.to(device)
 
 
 def _gather(pool, blocks, unused):
     """Context of every request of a group: [R, Hkv, S, D], zero past its end, where the pool may hold anything."""
-    context = pool[blocks].flatten(1, 2)  # [R, S, Hkv, D], a copy
+    context = pool.index_select(0, blocks.flatten())  # [R * W, block_size, Hkv, D], a copy
+    context = context.view(len(blocks), -1, *pool.shape[2:])  # [R, S, Hkv, D]
     context[unused] = 0
     return context.transpose(1, 2)
