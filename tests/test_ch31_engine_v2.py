@@ -2,8 +2,11 @@
 
 from tests.ch31.adopting import *  # noqa: F403
 from tests.ch31.asking import *  # noqa: F403
+from tests.ch31.attending import *  # noqa: F403
 from tests.ch31.equality import *  # noqa: F403
 from tests.ch31.failing import *  # noqa: F403
+from tests.ch31.flat_layers import *  # noqa: F403
+from tests.ch31.flat_model import *  # noqa: F403
 from tests.ch31.hashing import *  # noqa: F403
 from tests.ch31.layout import *  # noqa: F403
 from tests.ch31.lifetime import *  # noqa: F403
@@ -20,3 +23,4 @@ from tests.ch31.sampling_rules import *  # noqa: F403
 from tests.ch31.scheduling import *  # noqa: F403
 from tests.ch31.stepping import *  # noqa: F403
 from tests.ch31.stopping import *  # noqa: F403
+from tests.ch31.writing import *  # noqa: F403

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from engine.models.qwen3 import test_model
 from engine.serve.attention import get_backend
 from engine.serve.batch import build_batch
 from engine.serve.flat import FlatModel
 from engine.serve.request import Request, SamplingParams
 from engine.serve.sizing import cache_shape
+from tests.ch31.plain_model import model_of
 from tests.grading import expect, expect_equal, expect_raises, grades, rng
 
 LAYOUT = "31: The flattened ragged batch"
@@ -257,12 +257,13 @@ def test_a_table_that_is_too_short_names_the_request(size):
         args = ([(request, n)], {request: list(range(blocks))}, size)
         expect_raises(ValueError, build_batch, *args, match="the-short-one", see=LAYOUT, call=call)
         check([(request, n)], {request: list(range(blocks + 1))}, size)
+    check([(request, 2 * size)], {request: [1, 0]}, size)  # two full blocks
 
 
 @grades(build_batch)
 def test_only_rows_that_are_sampled_reach_the_lm_head():
     """A chunk, a finished prefill, a decode and padding through the whole model: the LM head sees 2 rows (case 25)."""
-    random, model = rng("lm head"), FlatModel(test_model())
+    random, model = rng("lm head"), FlatModel(model_of("lm head"))
     scheduled = [(request_of("chunk", random, 9), 5), (request_of("prefill", random, 6), 6)]
     scheduled.append((request_of("decode", random, 4, 2, 5), 1))
     for request, _ in scheduled:

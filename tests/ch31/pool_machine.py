@@ -21,6 +21,9 @@ from tests.grading import expect, expect_equal, grades, rng
 KEYS = [(), (), ("tenant",)]
 
 
+@grades(
+    BlockManager.find_cached_prefix, BlockManager.allocate_slots, BlockManager.cache_full_blocks, BlockManager.free
+)  # fmt: skip
 class PoolTraffic(RuleBasedStateMachine):
     """`held` is the pool's content: in each slot the whole sequence up to the token whose K/V was written there."""
 
@@ -129,7 +132,4 @@ class PoolTraffic(RuleBasedStateMachine):
 
 
 PoolTraffic.TestCase.settings = settings(max_examples=25, stateful_step_count=25)
-grades(
-    BlockManager.find_cached_prefix, BlockManager.allocate_slots, BlockManager.cache_full_blocks, BlockManager.free
-)(PoolTraffic)  # fmt: skip
 TestPoolTraffic = PoolTraffic.TestCase
