@@ -6,7 +6,7 @@ from torch import nn
 
 from engine.serve.flat import FlatModel
 from tests.ch31.flat_layers import KINDS
-from tests.ch31.plain_model import angles, hidden_states, mlp, model_of, rms_norm, tolerance
+from tests.ch31.plain_model import angles, mlp, model_of, rms_norm, with_tolerance
 from tests.ch31.ragged import UNIT, meta_of, plain_attention, positions_of
 from tests.grading import expect, expect_close, expect_equal, grades, rng
 
@@ -151,6 +151,7 @@ class Steps:
         self.model, self.sequences, self.tables, self.size = model, sequences, tables, size
         cfg = model.cfg
         shape = (max(map(max, tables)) + 2, size, cfg.num_key_value_heads, cfg.head_dim)
+        self.exact = [with_tolerance(model, sequence) for sequence in sequences]
         self.caches = [tuple(torch.full(shape, torch.nan) for _ in "kv") for _ in model.model.layers]
 
     def step(self, spans, padding=0):
@@ -165,14 +166,12 @@ class Steps:
 
     def check(self, spans, padding=0):
         for r, got in self.step(spans, padding).items():
-            begin, end = spans[r]
-            sequence = self.sequences[r][:end]
-            exact = hidden_states(self.model, sequence)[begin:]
+            (begin, end), (exact, atol) = spans[r], self.exact[r]
             what = f"hidden state of request {r}, positions {begin}..{end - 1}, at {{i}}"
-            expect_close(got, exact, tolerance(self.model, sequence), what=what, see=FLAT)
-            own = self.model.model(torch.tensor([sequence]))[0, begin:]
+            expect_close(got, exact[begin:end], atol, what=what, see=FLAT)
+            own = self.model.model(torch.tensor([self.sequences[r][:end]]))[0, begin:]
             what += ", against the model's own forward"
-            expect_close(got, own, 2 * tolerance(self.model, sequence), what=what, see=FLAT)
+            expect_close(got, own, 2 * atol, what=what, see=FLAT)
 
 
 def sequences(salt, vocab, lengths):

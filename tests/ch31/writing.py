@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from engine.serve.attention import write_kv
 from tests.grading import expect, expect_close, expect_equal, grades, rng
 
 POOL = "31: Attention over the pool"
 SENTINEL = 777.0
+WAITS = {"item", "tolist", "nonzero", "masked_select", "unique", "cpu", "numpy", "__bool__", "__int__", "__index__"}
 
 
 def pools(num_blocks, size, heads, width, dtype=torch.float32):
@@ -79,19 +80,21 @@ def test_the_arguments_stay_as_they_are():
         expect(torch.equal(old, new), f"write_kv changed its argument {name}", "other layers use it too", POOL)
 
 
-class Operations(TorchDispatchMode):
-    """Counts the tensor operations that run, and notes those whose result size depends on values."""
+class Operations(TorchFunctionMode):
+    """Counts the torch calls of a block, and notes those that look at values or have a result of unknown size."""
 
     def __init__(self):
         super().__init__()
         self.count, self.waits = 0, set()
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function._schema.name.split("::")[-1]
-        indices = args[1] if name.startswith(("index", "_index_put")) and len(args) > 1 else ()
-        masked = isinstance(indices, (list, tuple)) and any(i is not None and i.dtype == torch.bool for i in indices)
-        if masked or name in ("nonzero", "masked_select", "_local_scalar_dense", "unique", "_unique2"):
-            self.waits.add("a boolean mask as index" if masked else name)
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        name = getattr(function, "__name__", "")
+        if name in WAITS:
+            self.waits.add(name)
+        if name in ("__getitem__", "__setitem__", "index_put_", "index_put"):
+            indices = args[1] if isinstance(args[1], (list, tuple)) else [args[1]]
+            if any(getattr(index, "dtype", None) == torch.bool for index in indices):
+                self.waits.add("a boolean mask as index")
         self.count += 1
         return function(*args, **(kwargs or {}))
 
@@ -104,19 +107,14 @@ def test_one_scatter_whatever_the_number_of_rows():
         with Operations() as operations:
             write_kv(*args)
         counts.append(operations.count)
-    message = f"write_kv runs {counts[0]} tensor operations for 4 rows and {counts[1]} for 32"
-    expect_equal(counts[1], counts[0], what=message, hint="one scatter for all rows, no loop over them", see=POOL)
+    what = f"write_kv makes {counts[0]} torch calls for 4 rows and {counts[1]} for 32"
+    expect_equal(counts[1], counts[0], what=what, hint="one scatter for all rows, no loop over them", see=POOL)
 
 
 @grades(write_kv)
 def test_nothing_waits_for_the_device():
-    """Tensors without storage: whoever wants to see a value of slot_mapping on the host cannot."""
     args = (*pools(7, 3, 2, 5), *fresh("sync", 4, 2, 5), torch.tensor([5, -1, 2, 0]))
-    hint = "no .item(), .tolist(), `if` on a tensor or boolean mask: each makes the CPU wait for the GPU"
     with Operations() as operations:
         write_kv(*args)
+    hint = "no .item(), .tolist(), `if` on a tensor or boolean mask: each makes the CPU wait for the GPU"
     expect(not operations.waits, f"write_kv uses {', '.join(sorted(operations.waits))}", hint, POOL)
-    try:
-        write_kv(*(t.to("meta") for t in args))
-    except (RuntimeError, NotImplementedError) as error:
-        expect(False, f"write_kv needs values of its tensors on the host: {str(error).splitlines()[0]}", hint, POOL)
