@@ -24,7 +24,7 @@ def sample(logits, temperature=1.0, top_k=0, top_p=1.0, generator=None):
     if top_k in range(1, logits.shape[1]) or top_p < 1:
         logits, ids = logits.sort(dim=-1, descending=True, stable=True)  # stable: equals stay in the order of their ids
         if top_k:
-            logits[:, top_k:] = float("-inf")
+            logits = logits[:, :top_k]
         probs = logits.softmax(dim=-1)
         if top_p < 1:
             reached = probs.cumsum(dim=-1)[:, :-1] >= top_p  # by the tokens before this one: then it is not needed

@@ -80,19 +80,18 @@ alternative("sample", name="masks-in-the-order-of-the-ids", source=CHECKS + """
     if temperature == 0:
         return x.max(dim=1).values[:, None].eq(x).float().argmax(1)
     x = ((x - x.amax(1, keepdim=True)).double() / temperature)
-    rank = x.argsort(1, descending=True, stable=True).argsort(1)
+    rank = x.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
     if top_k:
         x[rank >= top_k] = -math.inf
     probs = x.softmax(1)
     if top_p < 1:
-        ordered = probs.gather(1, rank.argsort(1))
+        ordered = probs.gather(1, rank.argsort(dim=1))
         before = (ordered.cumsum(1) - ordered).gather(1, rank)
         probs = torch.where((before < top_p) | (rank == 0), probs, 0.0)
     return torch.multinomial(probs, 1, replacement=True, generator=generator)[:, 0]
 """)
 
 alternative("sampling.generate", name="recursion", source="""
-@torch.no_grad()
 def generate(
     model, prompt_token_ids, max_tokens=16, temperature=0.0, top_k=0, top_p=1.0, generator=None, eos_token_id=None
 ):
@@ -101,7 +100,8 @@ def generate(
         raise ValueError(f"empty prompt or max_tokens {max_tokens}")
     ends = {eos_token_id} if isinstance(eos_token_id, int) else set(eos_token_id or ())
     device = next((p.device for p in model.parameters()), None) if isinstance(model, torch.nn.Module) else None
-    logits = model(torch.tensor(prompt, device=device)[None])[0]
+    with torch.no_grad():
+        logits = model(torch.tensor(prompt, device=device)[None])[0]
     token = sample(logits[-1:], temperature, top_k, top_p, generator).item()
     if max_tokens == 1 or token in ends:
         return [token]

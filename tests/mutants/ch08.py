@@ -5,7 +5,7 @@ from tests.mutants import mutant
 GENERATE = "sampling.generate"
 DIVIDE = "logits = logits / min(max(temperature, 1e-30), 1e30)"
 REACHED = "reached = probs.cumsum(dim=-1)[:, :-1] >= top_p"
-CUT = 'if top_k:\n            logits[:, top_k:] = float("-inf")\n        probs = logits.softmax(dim=-1)'
+CUT = "if top_k:\n            logits = logits[:, :top_k]\n        probs = logits.softmax(dim=-1)"
 SORT = "logits.sort(dim=-1, descending=True, stable=True)"
 DRAW_RANK = "ids.gather(1, torch.multinomial(probs, 1, generator=generator))"
 DRAW_ID = "torch.multinomial(logits.softmax(dim=-1), 1, generator=generator).squeeze(1)"
@@ -25,7 +25,7 @@ mutant("sample", "if temperature == 0:", "if temperature < 1:", caught_by="test_
        name="below-one-is-greedy", believes="temperatures below 1 are as good as greedy")
 
 # sample: filters
-mutant("sample", "logits[:, top_k:]", "logits[:, top_k + 1 :]", caught_by="test_top_k_keeps_the_k_largest",
+mutant("sample", "logits[:, :top_k]", "logits[:, : top_k + 1]", caught_by="test_top_k_keeps_the_k_largest",
        name="top-k-one-too-many", believes="the token at index k is the k-th")
 mutant("sample", REACHED, "reached = probs.cumsum(dim=-1)[:, 1:] >= top_p", name="top-p-one-too-few",
        caught_by="test_top_p_keeps_the_token_that_reaches_it",
@@ -42,7 +42,7 @@ mutant("sample", REACHED, "reached = (logits * temperature).softmax(dim=-1).cums
 mutant("sample", REACHED, "reached = probs.cumsum(dim=-1)[:, :-1] >= (1.0 if top_k else top_p)",
        caught_by="test_top_p_counts_within_what_top_k_left", name="top-p-off-with-top-k",
        believes="top_k and top_p exclude each other")
-mutant("sample", CUT, "probs = logits.softmax(dim=-1)\n        if top_k:\n            probs[:, top_k:] = 0.0",
+mutant("sample", CUT, "probs = logits.softmax(dim=-1)\n        if top_k:\n            probs = probs[:, :top_k]",
        caught_by="test_top_p_counts_within_what_top_k_left", name="top-p-of-everything",
        believes="top_p counts in the distribution before top_k")
 mutant("sample", SORT, "(x.flip(-1) for x in logits.sort(dim=-1, stable=True))",
