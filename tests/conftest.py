@@ -146,9 +146,13 @@ def pytest_timeout_set_timer(item, settings):
     """
     if settings.method != "signal" or threading.current_thread() is not threading.main_thread():
         return None
+    from pytest_timeout import is_debugging
+
     started, computed = time.monotonic(), time.thread_time()
 
     def ring(signum, frame):
+        if is_debugging():
+            return
         left = settings.timeout - (time.thread_time() - computed)
         if left > 0 and time.monotonic() - started < PATIENCE * settings.timeout:
             signal.setitimer(signal.ITIMER_REAL, max(left, 0.1))

@@ -1,24 +1,12 @@
 """From "31: Flattened ragged batches" to the heading it means: `chapters/31-engine-v2.md#flattened-ragged-batches`."""
 
-import re
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def anchor(heading: str) -> str:
-    """The anchor that GitHub gives a heading."""
-    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+from engine.exercises.catalog import ROOT, anchor
 
 
 def chapter_file(chapter: int) -> Path | None:
     return next(iter(sorted((ROOT / "chapters").glob(f"{chapter:02d}-*.md"))), None)
-
-
-def headings(path: Path) -> list[str]:
-    """The headings of a chapter, without those that are comments in a code block."""
-    text = re.sub(r"^(```|~~~).*?^\1", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    return re.findall(r"^#{1,6} +(.+?)(?: +#+)?[ \t]*$", text, flags=re.MULTILINE)
 
 
 def split(see: str) -> tuple[int, str]:

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from engine.exercises.catalog import anchor, headings
 from tests.mutants import Mutant
 from tests.mutation import BadEntry, Bank, load_banks
-from tests.sections import ROOT, anchor, chapter_file, headings, split
+from tests.sections import ROOT, chapter_file, split
 from tests.sources import named
 
 BANK = Bank()
@@ -53,6 +54,6 @@ def test_sections_that_messages_point_to_exist(path):
     for line, see in sections_named_in(path):
         chapter, section = split(see)
         text = chapter_file(chapter)
-        if text is not None and anchor(section) not in [anchor(heading) for heading in headings(text)]:
+        if text is not None and anchor(section) not in [anchor(heading) for heading in headings(text.read_text())]:
             missing.append(f"{path.name}:{line}: {text.name} has no section {section!r}")
     assert not missing, "\n".join(missing)

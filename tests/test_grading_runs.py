@@ -219,6 +219,15 @@ def test_endless_loops(rich, loop):
     assert out.count(message) == 3
 
 
+def test_results_that_change(rich):
+    body = "calls.append(1)\n    return [sum(counts) + (len(calls) < 2)]"
+    rich.write("row_starts", f"def row_starts(counts):\n    {body}\n")
+    path = rich.root / "engine" / "rows.py"
+    path.write_text(f"calls = []\n{path.read_text()}")  # only the first call is wrong
+    _, out = rich.pytest("-q", "-k", "any_counts")
+    assert "number of rows: expected" in out and "not always: the same input gave two different results" in out
+
+
 CALLS_TAKE = """
 from engine.rows import Pool
 from tests.grading import grades

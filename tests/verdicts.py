@@ -59,7 +59,7 @@ class Frame:
 
 
 def unwritten(exercises) -> list[Exercise]:
-    return [ex for ex in exercises if ex.source == "missing" or ex.source == "borrowed" and not ex.written]
+    return [ex for ex in exercises if not ex.written and ex.source != "reference"]
 
 
 def not_written(exercises: list[Exercise]) -> Verdict:
@@ -71,7 +71,9 @@ def judge(error: BaseException, graded: list[Exercise]) -> Verdict:
     first, found = _first(error)
     verdict = _judge_one(first, graded)
     verdict.text += _example(first)
-    if found > 1:
+    if any(base.__name__ == "Flaky" for base in type(error).__mro__):
+        verdict.text += "\n  and not always: the same input gave two different results"
+    elif found > 1:
         verdict.text += f"\n  (hypothesis found {found} different failures; this is one)"
     return verdict
 
