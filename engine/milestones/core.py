@@ -59,7 +59,12 @@ def run_core(model, work: list[Work], args, num_blocks: int) -> Run:
     device_seconds = sum(stats["seconds"][part] for part in ("swap", "forward", "sample"))
     counters = {"prefix_hit_rate": round(stats["prefix_hit_rate"], 3), "preemptions": stats["preemptions"]}
     return Run(
-        [o.output_token_ids for o in outputs], seconds, stats["steps"], stats["kv_slots"], seconds - device_seconds, counters
+        [o.output_token_ids for o in outputs],
+        seconds,
+        stats["steps"],
+        stats["kv_slots"],
+        seconds - device_seconds,
+        counters,
     )
 
 
@@ -91,7 +96,7 @@ def difference(name: str, got: list[list[int]], want: list[list[int]]) -> str | 
     for i, (a, b) in enumerate(zip(got, want, strict=True)):
         if a != b:
             at = next((j for j, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-            return f"{name}: request {i} differs from generate at output token {at}: {a[at : at + 1]}, not {b[at : at + 1]}"
+            return f"{name}: request {i} differs from generate at output token {at}: {a[at:][:1]} not {b[at:][:1]}"
     return None
 
 
@@ -102,7 +107,7 @@ def main(args) -> int:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     if args.threads:
         torch.set_num_threads(args.threads)
-    console = Console(stderr=True)
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else 110)
     console.print(registry.who_wrote(), highlight=False)
     if missing := [ex.not_written for ex in registry.EXERCISES.values() if ex.source == "missing"]:
         raise ValueError(f"{len(missing)} exercises have neither code nor answer here; the first: {missing[0]}")
@@ -128,7 +133,7 @@ def main(args) -> int:
                         return 1
     report(runs, console)
     if args.show:
-        show(work, want, tokenizer, console)
+        show(work, want, tokenizer)
     return 0
 
 
@@ -148,13 +153,12 @@ def report(runs: dict[str, list[Run]], console: Console) -> None:
         ratio = f"{speed / base:.2f}"
         table.add_row(name, str(run.kv_slots), str(num_tokens), f"{speed:.1f}", ratio, str(run.steps), *counters, host)
     console.print(table)
-    ratios = [f"{name} {statistics.median(r.tok_s for r in rs) / base:.2f}x" for name, rs in runs.items() if name != "slots"]
-    console.print(f"speed against the slot engine: {', '.join(ratios)}", highlight=False)
+    speeds = {name: statistics.median(run.tok_s for run in results) for name, results in runs.items()}
+    ratios = ", ".join(f"{name}: {speed / base:.2f}x" for name, speed in speeds.items() if name != "slots")
+    console.print(f"speed against the slot engine: {ratios}", highlight=False)
 
 
-def show(work, outputs, tokenizer, console) -> None:
+def show(work, outputs, tokenizer) -> None:
     for w, tokens in zip(work, outputs, strict=True):
-        if tokenizer is None:
-            console.print(f"{tokens}", highlight=False)
-        else:
-            console.print(f"{tokenizer.decode(w.prompt)!r} -> {tokenizer.decode(tokens)!r}", highlight=False, markup=False)
+        texts = (w.prompt, tokens) if tokenizer is None else (tokenizer.decode(w.prompt), tokenizer.decode(tokens))
+        print("{!r} -> {!r}".format(*texts), file=sys.stderr)

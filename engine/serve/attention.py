@@ -42,7 +42,7 @@ class PoolBackend:
 
 
 class ReferenceBackend(PoolBackend):
-    """One request after the other through chapter 5's attention. Slow on purpose: the oracle for every other backend."""
+    """One request after the other through chapter 5's attention. Slow on purpose: every backend's oracle."""
 
     name = "reference"
 
@@ -52,9 +52,9 @@ class ReferenceBackend(PoolBackend):
 
         q: [N, H, D], rows as in BatchMeta.  cache: (k_cache, v_cache), each [num_blocks + 1, block_size, Hkv, D], into
         which this step's K and V have been written.  meta: BatchMeta.
-        For request r with t rows and s = seq_lens[r]: gather its first s keys and values through block_table[r] (logical
-        order; the physical blocks may be in any order) and call `causal_attention`.  Its queries are the last t
-        positions of the context: s - t .. s - 1.  Nothing past the s-th slot may have any influence.
+        For request r with t rows and s = seq_lens[r]: gather its first s keys and values through block_table[r]
+        (logical order; the physical blocks may be in any order) and call `causal_attention`.  Its queries are the last
+        t positions of the context: s - t .. s - 1.  Nothing past the s-th slot may have any influence.
         scale: as in causal_attention.  window: if > 0, a query at p sees only keys at positions > p - window.
         Returns [N, H, D] in q's dtype; rows of padding requests (seq_len 0) are zero.
         Source: PagedAttention (SOSP 2023), without its kernel.

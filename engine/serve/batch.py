@@ -70,10 +70,10 @@ def build_batch(scheduled, block_tables, block_size, device="cpu", pad_to=None) 
 
     Rows that need logits (see Batch): none for a chunk that stops before the last known token (the newest in
     token_ids); otherwise every row from the last known token on: 1 for a decode or a finished prefill, 1 + drafts when
-    verifying.  For a request with params.prompt_logprobs not None, also each row whose next token is a prompt token; all
-    those come after all rows to sample, and prompt_spans says whose they are (no entry for a request without any).
+    verifying.  For a request with params.prompt_logprobs not None, also each row whose next token is a prompt token;
+    all those come after all rows to sample, and prompt_spans says whose they are (no entry for a request without any).
 
-    pad_to: append dummy requests up to that many: one row each, token 0, position 0, slot -1, seq_len 0, nothing sampled.
+    pad_to: append dummy requests up to that many: one row each, token 0, position 0, slot -1, seq_len 0, not sampled.
     Raises ValueError naming the request if n < 1, if n exceeds the tokens that exist, or if its table is too short.
     Source: the ragged layout of vLLM's and FlashAttention's varlen interface (query_start_loc is their cu_seqlens).
     """

@@ -111,14 +111,14 @@ class BlockManager:
     def allocate_slots(self, request, num_new_tokens, cached_blocks=()) -> bool:
         """Make room for num_new_tokens more tokens of a request, all or nothing.  (Your engine: Chapter 31)
 
-        A request without an entry in block_tables is being admitted: it adopts cached_blocks (as find_cached_prefix gave
-        them) as the head of its new table. The tokens already in place are then the larger of num_computed_tokens and
-        len(cached_blocks) * block_size. A request that has a table (cached_blocks is then empty) has
-        num_computed_tokens in place. New blocks come from `take_free_block` and follow at the end of the table, as
-        many as the total number of tokens needs (`blocks_for`) and the table does not have yet.
-        Adopting a block that is free (ref_count 0) takes it out of free_blocks, and so uses up a free block: count it
-        together with the new ones before anything is touched. Adopting one that is in use costs nothing.
-        Returns False if there are not enough free blocks; then nothing at all has changed, and no entry was left behind.
+        A request without an entry in block_tables is being admitted: it adopts cached_blocks (as find_cached_prefix
+        gave them) as the head of its new table. The tokens already in place are then the larger of num_computed_tokens
+        and len(cached_blocks) * block_size. A request that has a table (cached_blocks is then empty) has
+        num_computed_tokens in place. New blocks come from `take_free_block` and follow at the end of the table, as many
+        as the total number of tokens needs (`blocks_for`) and the table does not have yet. Adopting a block that is
+        free (ref_count 0) takes it out of free_blocks, and so uses up a free block: count it together with the new ones
+        before anything is touched. Adopting one that is in use costs nothing.
+        Returns False if there are not enough free blocks; then nothing at all has changed, no entry is left behind.
         On True every block of the table has one more reference than before for being adopted or new, num_published
         starts at the number of adopted blocks, and, for an admission only, stats.tokens_known grows by the
         request's num_tokens and stats.tokens_adopted by the adopted tokens.
@@ -141,8 +141,8 @@ class BlockManager:
     def free(self, request) -> None:
         """Give up all blocks of a request.  (Your engine: Chapter 31)
 
-        A block still owned by another request only loses a reference. One that loses its last reference becomes free: at
-        the front of free_blocks if it bears no hash (it can never be hit), else at the back, and of the hashed
+        A block still owned by another request only loses a reference. One that loses its last reference becomes free:
+        at the front of free_blocks if it bears no hash (it can never be hit), else at the back, and of the hashed
         blocks the tail of the sequence before its head: a head is useful to more prompts, so it should go last.
         Hashes stay: freed blocks are findable until they are handed out again. The entries of the request in
         block_tables and num_published go. A request without a table: nothing happens.
@@ -159,7 +159,9 @@ class BlockManager:
         table = self.block_tables[request]
         keep, whole = self.blocks_for(num_tokens), num_tokens // self.block_size
         if keep > whole and keep <= len(table) and self.ref_counts[table[whole]] > 1:
-            raise ValueError(f"request {request.request_id!r}: block {whole} is shared and cannot be cut at {num_tokens}")
+            raise ValueError(
+                f"request {request.request_id!r}: block {whole} is shared and cannot be cut at {num_tokens} tokens"
+            )
         for block in table[whole:keep]:
             self.forget_hash(block)
         while len(table) > keep:

@@ -8,7 +8,7 @@ from engine.exercises import exercise, fill
 from engine.serve import logprobs
 from engine.serve.blocks import BlockManager
 from engine.serve.config import EngineConfig
-from engine.serve.request import Request, SamplingParams, Status
+from engine.serve.request import Request, SamplingParams, Status  # noqa: F401  (Status: for check_stop)
 from engine.serve.runner import ModelRunner
 from engine.serve.scheduler import Scheduler
 from engine.serve.sizing import block_bytes, num_pool_blocks
@@ -79,7 +79,9 @@ class EngineCore:
             arrival_time = time.monotonic()
 
         def make(name, its_params):
-            return Request(name, prompt_token_ids, its_params, self.eos_token_id, priority, arrival_time, tuple(cache_key))
+            return Request(
+                name, prompt_token_ids, its_params, self.eos_token_id, priority, arrival_time, tuple(cache_key)
+            )
 
         names = [request_id] if params.n == 1 else [f"{request_id}#{i}" for i in range(params.n)]
         for name in names:
@@ -104,7 +106,7 @@ class EngineCore:
             for token in ids:
                 if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < self.vocab_size:
                     raise ValueError(
-                        f"request {request_id!r}: {kind} {token!r} is not an id of the vocabulary [0, {self.vocab_size})"
+                        f"request {request_id!r}: {kind} {token!r} is no id of the vocabulary [0, {self.vocab_size})"
                     )
         total = len(prompt_token_ids) + params.max_tokens
         if total > self.max_model_len:
@@ -140,8 +142,8 @@ class EngineCore:
         In this order:
         1. FINISHED_STOPPED if the token is an end of sequence (request.eos_token_id: an int, several, or None)
            unless params.ignore_eos, or if it is one of params.stop_token_ids; neither while the output has fewer than
-           params.min_tokens tokens, the token itself counted. A stop id also goes into request.stop_reason; if it is EOS as
-           well, EOS comes first and stop_reason stays None.
+           params.min_tokens tokens, the token itself counted. A stop id also goes into request.stop_reason; if it is
+           EOS as well, EOS comes first and stop_reason stays None.
         2. FINISHED_LENGTH if the output has reached params.max_tokens, or prompt and output self.max_model_len.
         3. None: it goes on.
         Tokens of the prompt never stop anything.
@@ -157,10 +159,10 @@ class EngineCore:
            scheduled request the token ids of its sampled rows ([] in mid-prompt). If either raises anything,
            KeyboardInterrupt too: self.scheduler.undo(out, swapped_out=whether `swap` had returned), and raise it
            again. So a step that fails has not happened, and the next one can go on.
-        3. Commit, for each scheduled (request, n): `self.accept(request, n, tokens)` advances num_computed_tokens and gives
-           the tokens that hold. Append them one by one, asking `check_stop` after each and dropping the rest after a
-           stop. A request that stopped leaves by `self.scheduler.finish(request, status)`.
-           Each request admitted in this step needs its host copies no more: `self.scheduler.drop_swap(request)`.
+        3. Commit, for each scheduled (request, n): `self.accept(request, n, tokens)` advances num_computed_tokens and
+           gives the tokens that hold. Append them one by one, asking `check_stop` after each and dropping the rest
+           after a stop. A request that stopped leaves by `self.scheduler.finish(request, status)`. Each request
+           admitted in this step needs its host copies no more: `self.scheduler.drop_swap(request)`.
         Returns `self.output(request, new_tokens)` for each request that got tokens, in the order of the batch.
         Also adds 1 to num_steps, out.num_tokens to num_scheduled_tokens and len(out.preempted) to num_preemptions, once
         the step has succeeded.
@@ -187,7 +189,8 @@ class EngineCore:
         """The RequestOutput of a request that has just got these tokens, finished or not."""
         if request.first_token_time is None:
             request.first_token_time = time.monotonic()
-        return self._finished(request, new_token_ids) if request.status.finished else self._output(request, new_token_ids)
+        report = self._finished if request.status.finished else self._output
+        return report(request, new_token_ids)
 
     def _finished(self, request, new_token_ids) -> RequestOutput:
         request.finish_time = time.monotonic()

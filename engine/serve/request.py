@@ -83,7 +83,7 @@ class Request:
     """One prompt on its way through the core.
 
     token_ids is the whole state: the prompt, then the output.  num_computed_tokens says how many of them have K/V in
-    the pool.  Between steps an unfinished running request past its prefill has exactly one uncomputed token, the newest.
+    the pool.  Between steps an unfinished running request past its prefill has one uncomputed token, the newest.
     Compared and hashed by identity, so that it can be a dictionary key while it changes.
     """
 
@@ -138,4 +138,5 @@ class Request:
         self.token_ids.append(token_id)
 
     def __repr__(self) -> str:
-        return f"Request({self.request_id!r}, {self.status.name}, {self.num_computed_tokens}/{self.num_tokens} computed)"
+        computed = f"{self.num_computed_tokens}/{self.num_tokens}"
+        return f"Request({self.request_id!r}, {self.status.name}, {computed} computed)"

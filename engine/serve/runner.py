@@ -34,7 +34,8 @@ class ModelRunner:
             shape = cache_shape(self.model.cfg, config.block_size, num_host_blocks)
             pin = device.type == "cuda"
             self.host_caches = [
-                tuple(torch.zeros(shape, dtype=pool.dtype, pin_memory=pin) for pool in cache) for cache in self.kv_caches
+                tuple(torch.zeros(shape, dtype=pool.dtype, pin_memory=pin) for pool in cache)
+                for cache in self.kv_caches
             ]
         self.seconds = dict.fromkeys(("build", "swap", "forward", "sample"), 0.0)
 

@@ -77,15 +77,16 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Plan one step.  (Your engine: Chapter 31)
 
-        There is no prefill phase and no decode phase: a request wants its uncomputed tokens, one for a decode, many for a
-        prefill or a resume. At most config.max_num_batched_tokens tokens in all.
+        There is no prefill phase and no decode phase: a request wants its uncomputed tokens, one for a decode, many for
+        a prefill or a resume. At most config.max_num_batched_tokens tokens in all.
 
         1. Running requests, in order, while budget lasts. A request's n is num_tokens_with_spec - num_computed_tokens,
            cut to config.long_prefill_token_threshold (if > 0) and to the budget left (that cut is chunked prefill).
            If `blocks.allocate_slots(request, n)` fails, `preempt` the last of self.running and try again, until it fits
            or the request has preempted itself.  Thus a victim is never in the plan.
-        2. Only if this step preempted nobody: admit `waiting.first()` while budget, sequence slots (config.max_num_seqs)
-           and blocks last; stop at the first that does not fit, nobody jumps the queue. Its blocks found by
+        2. Only if this step preempted nobody: admit `waiting.first()` while budget, sequence slots
+        (config.max_num_seqs) and
+           blocks last; stop at the first that does not fit, nobody jumps the queue. Its blocks found by
            `blocks.find_cached_prefix` need not be computed: num_computed_tokens becomes the larger of what it is and
            the adopted tokens, but only once `allocate_slots` has succeeded. Admission never preempts.
            n is as above, from num_tokens. With enable_chunked_prefill False a new request (num_preemptions 0) whose n
@@ -99,7 +100,8 @@ class Scheduler:
         3. Everything planned goes to `scheduled` in order, and its full blocks are published at once
            (`blocks.cache_full_blocks(request, computed + n)`), so that requests that arrive together can share.
 
-        num_computed_tokens of a planned request does not move here beyond adoption: the step does that once it succeeded.
+        num_computed_tokens of a planned request does not move here beyond adoption: the step does that when it
+        succeeds.
         Source: the unified scheduler of vLLM V1; chunked prefill: Sarathi-Serve (OSDI 2024).
         """
         raise NotImplementedError
@@ -111,8 +113,9 @@ class Scheduler:
         request: the last of self.running, not in out.scheduled.  out: the SchedulerOutput of this step.
         Recompute: its K/V is forgotten, num_computed_tokens becomes 0, so prompt *and* output are computed again.
         Swap (config.preemption_mode "swap"): num_computed_tokens stays; append (request, device, host) to out.swap_out,
-        where device are the blocks that hold its computed tokens and host as many from `take_host_blocks`; request.swapped_out
-        is that host list. With no computed tokens or not enough host blocks, this preemption recomputes.
+        where device are the blocks that hold its computed tokens and host as many from `take_host_blocks`;
+        request.swapped_out is that host list. With no computed tokens or not enough host blocks, this preemption
+        recomputes.
         In both: its drafts die (spec_token_ids becomes []), `blocks.free`, num_preemptions + 1, `stop_running`, and the
         request joins out.preempted.
         Source: PagedAttention (SOSP 2023), section 4.5.
@@ -131,17 +134,18 @@ class Scheduler:
 
     def check_addable(self, request: Request) -> None:
         """ValueError for an id in use, or a request that could never run: it would hold up everything behind it."""
-        config, total = self.config, request.num_prompt_tokens + request.params.max_tokens
+        config, prompt, output = self.config, request.num_prompt_tokens, request.params.max_tokens
+        pool = self.blocks.num_blocks * self.blocks.block_size
         if request.request_id in self.requests:
             raise ValueError(f"request id {request.request_id!r} is in use")
-        if total > self.blocks.num_blocks * self.blocks.block_size:
+        if prompt + output > pool:
             raise ValueError(
-                f"request {request.request_id!r}: prompt {request.num_prompt_tokens} + max_tokens {request.params.max_tokens} = "
-                f"{total} tokens, but the whole pool holds {self.blocks.num_blocks * self.blocks.block_size}"
+                f"request {request.request_id!r}: prompt {prompt} + max_tokens {output} = {prompt + output} tokens, "
+                f"but the whole pool holds {pool}"
             )
-        if not config.enable_chunked_prefill and request.num_prompt_tokens > config.max_num_batched_tokens:
+        if not config.enable_chunked_prefill and prompt > config.max_num_batched_tokens:
             raise ValueError(
-                f"request {request.request_id!r}: prompt of {request.num_prompt_tokens} tokens exceeds "
+                f"request {request.request_id!r}: prompt of {prompt} tokens exceeds "
                 f"max_num_batched_tokens {config.max_num_batched_tokens}, and chunked prefill is off"
             )
 

@@ -46,7 +46,7 @@ def _groups(meta):
 
 
 def _plan(meta, requests, window, group):
-    """rows [R, T], blocks [R, W], (request, position) of the gathered slots past each context, mask [R, 1, T * G, S]."""
+    """rows [R, T], blocks [R, W], (request, position) of gathered slots past a context, mask [R, 1, T * G, S]."""
     device = meta.seq_lens.device
     chosen = torch.tensor(requests)
     starts, seq_lens = meta.query_start_loc_cpu.long(), meta.seq_lens_cpu[chosen].long()

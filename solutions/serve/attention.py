@@ -23,5 +23,6 @@ class ReferenceBackend:
             k_pos = torch.arange(s, device=q.device)
             q_pos = k_pos[s - (rows.stop - rows.start) :]
             allowed = k_pos > q_pos[:, None] - window if window > 0 else None
-            out[rows] = causal_attention(q[None, rows].transpose(1, 2), k, v, q_pos, k_pos, allowed, scale)[0].transpose(0, 1)
+            queries = q[None, rows].transpose(1, 2)  # [1, H, t, D]
+            out[rows] = causal_attention(queries, k, v, q_pos, k_pos, allowed, scale)[0].transpose(0, 1)
         return out

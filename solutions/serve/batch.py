@@ -14,7 +14,9 @@ def build_batch(scheduled, block_tables, block_size, device="cpu", pad_to=None):
                 f"request {request.request_id!r}: {n} tokens scheduled, {request.num_tokens_with_spec - start} exist"
             )
         if end > len(table) * block_size:
-            raise ValueError(f"request {request.request_id!r}: {end} tokens do not fit {len(table)} blocks of {block_size}")
+            raise ValueError(
+                f"request {request.request_id!r}: {end} tokens do not fit {len(table)} blocks of {block_size}"
+            )
         row = len(input_ids) - start  # row + p is the row of position p
         drafts_from, drafts_to = max(0, start - request.num_tokens), max(0, end - request.num_tokens)
         input_ids += request.token_ids[start:end] + request.spec_token_ids[drafts_from:drafts_to]
