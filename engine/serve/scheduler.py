@@ -85,10 +85,9 @@ class Scheduler:
            If `blocks.allocate_slots(request, n)` fails, `preempt` the last of self.running and try again, until it fits
            or the request has preempted itself.  Thus a victim is never in the plan.
         2. Only if this step preempted nobody: admit `waiting.first()` while budget, sequence slots
-        (config.max_num_seqs) and
-           blocks last; stop at the first that does not fit, nobody jumps the queue. Its blocks found by
-           `blocks.find_cached_prefix` need not be computed: num_computed_tokens becomes the larger of what it is and
-           the adopted tokens, but only once `allocate_slots` has succeeded. Admission never preempts.
+           (config.max_num_seqs) and blocks last; stop at the first that does not fit, nobody jumps the queue. Its
+           blocks found by `blocks.find_cached_prefix` need not be computed: num_computed_tokens becomes the larger of
+           what it is and the adopted tokens, but only once `allocate_slots` has succeeded. Admission never preempts.
            n is as above, from num_tokens. With enable_chunked_prefill False a new request (num_preemptions 0) whose n
            exceeds the budget left waits; a resumed one may be cut, or it could wait for ever.
            Append (request, adopted blocks, num_computed_tokens as it was) to `admitted`; `start_running`; at its first
