@@ -148,7 +148,7 @@ EVERYBODY = range(10)
 def test_every_configuration_gives_the_text_of_one_request_alone(name, backend):
     core = new_core(attention_backend=backend, **CONFIGS[name])
     expect_texts(serve(core, EVERYBODY), EVERYBODY, f"{name}, {backend}")
-    if "12 blocks" in name:
+    if name in ("12 blocks, recompute", "12 blocks, swap"):
         expect(core.num_preemptions > 0, f"{name}: nobody was preempted", see=CORRECT)
 
 

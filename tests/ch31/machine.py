@@ -107,7 +107,7 @@ class Traffic(RuleBasedStateMachine):
             self.harness.drain()
 
 
-EXAMPLES = {"max_examples": 30, "stateful_step_count": 25, "deadline": None}
+EXAMPLES = {"max_examples": 25, "stateful_step_count": 20, "deadline": None}
 
 
 @grades(Scheduler.schedule)

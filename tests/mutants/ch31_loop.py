@@ -258,3 +258,11 @@ mutant(
     believes="outputs are collected until somebody takes them",
     name="keeps-all-outputs",
 )
+mutant(
+    STEP,
+    "        for request, _, _ in out.admitted:\n            self.scheduler.drop_swap(request)\n",
+    "",
+    caught_by="TestRandomTrafficThroughStep",
+    believes="the host copies are freed when the request ends",
+    name="keeps-host-copies-in-traffic",
+)

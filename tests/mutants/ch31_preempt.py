@@ -112,3 +112,10 @@ mutant(
     believes="a preempted request has nothing computed, wherever its K/V is",
     name="swap-forgets-the-count",
 )
+mutant(
+    "            request.num_computed_tokens = 0\n",
+    "            pass\n",
+    caught_by="TestRandomTrafficThroughPreempt",
+    believes="num_computed_tokens is what has been computed, and it was",
+    name="stale-count-in-traffic",
+)

@@ -226,10 +226,9 @@ mutant(
     name="publishes-the-whole-table",
 )
 mutant(
-    PLAN,
-    "            table = blocks.block_tables[request]\n"
-    "            blocks.cache_full_blocks(request, len(table) * blocks.block_size)\n",
+    ALLOCATE,
+    ADOPT + ALLOCATE,
     caught_by="TestRandomTrafficThroughSchedule",
-    believes="whoever adopts a block finds it computed by the time it is read",
-    name="publishes-ahead",
+    believes="the prefix is there whether or not the rest fits",
+    name="adopts-before-it-fits-in-traffic",
 )
