@@ -104,14 +104,21 @@ class Bank:
         ex = self.catalog.one(name)
         return self.spliced(ex, self.answer(ex)[0].text)
 
-    def baseline(self, ex: Exercise, mutants: list[Mutant]) -> Run:
-        """The unchanged answer against every test that is to catch a mutant of it."""
+    def baseline(self, mutants: list[Mutant]) -> Run:
+        """The unchanged answer (or given file) against every test that is to catch a mutant of it."""
         files = sorted({path for m in mutants for path in self.files(m.chapter, m.caught_by)})
+        names, first = [m.caught_by for m in mutants], mutants[0]
+        if first.path:
+            path = ROOT / first.path
+            text, impl = self.read(path).text, "solution"
+            return Run(f"given {first.path}", path, text, files, first.path, names, impl=impl, seed=self.seed)
+        ex = self.exercise(first)
         text = self.unchanged(ex.name)
-        names = [m.caught_by for m in mutants]
         return Run(f"answer {ex.name}", Path(ex.path), text, files, ex.name, names, seed=self.seed)
 
     def mutant(self, m: Mutant) -> Run:
+        if m.path:
+            return self.scaffold(m)
         ex = self.exercise(m)
         source, start, end = self.answer(ex)
         function = source.text[start:end]
@@ -122,6 +129,16 @@ class Bank:
             raise BadEntry("the change is outside the body of the function")
         files = self.files(m.chapter, m.caught_by)
         return Run(m.id, Path(ex.path), text, files, ex.name, [m.caught_by], seed=self.seed, until_caught=True)
+
+    def scaffold(self, m: Mutant) -> Run:
+        path = ROOT / m.path
+        if not path.is_file():
+            raise BadEntry(f"there is no {m.path}")
+        text = self.read(path).text
+        if text.count(m.old) != 1:
+            raise BadEntry(f"`old` occurs {text.count(m.old)} times in {m.path}, not once")
+        files, text = self.files(m.chapter, m.caught_by), text.replace(m.old, m.new)
+        return Run(m.id, path, text, files, m.path, [m.caught_by], impl="solution", seed=self.seed)
 
     def alternative(self, a: Alternative, full: bool = False) -> Run:
         ex = self.exercise(a)
@@ -142,16 +159,20 @@ def judge_mutant(m: Mutant, run: Run, result: Result, answer: Result) -> Outcome
     failed = next((r for r in records if r["outcome"] == "failed"), None)
     if result.trouble or answer.trouble:
         return outcome("error", result.trouble or f"the unchanged answer: {answer.trouble}")
-    if not any(run.exercise in r["graded"] for r in records):
+    if not records or not m.path and not any(run.exercise in r["graded"] for r in records):
         return outcome("error", f"{m.caught_by} does not grade {m.exercise}" if records else f"{m.caught_by} never ran")
     if failed:
         return outcome("error", f"the unchanged answer does not pass: {failed['test']}: {failed['text']}")
-    caught = next((r for r in result.records if counts(r, run.exercise)), None)
+    caught = next((r for r in result.records if (_has_message(r) if m.path else counts(r, run.exercise))), None)
     if caught:
         return outcome("caught", caught["text"])
     failed = next((r for r in result.records if r["outcome"] == "failed"), None)
     note = f"fails, but not with a message about it: {failed['text']}" if failed else f"{m.caught_by} passes"
     return outcome("missed", f"{note}\n  (it believes: {m.believes})")
+
+
+def _has_message(record: dict) -> bool:
+    return record["outcome"] == "failed" and record["kind"] in ("wrong", "assert")
 
 
 def judge_right(id: str, run: Run, result: Result) -> Outcome:
@@ -180,8 +201,7 @@ def try_out(entries: list[Mutant | Alternative], workers: int = 2, seed: int = 0
         except BadEntry as error:
             yield Outcome(entry.id, "error", str(error))
     for group in groups.values():
-        ex = bank.exercise(group[0][0])
-        runs += [bank.baseline(ex, [m for m, _ in group]), *(run for _, run in group)]
+        runs += [bank.baseline([m for m, _ in group]), *(run for _, run in group)]
     preload({part for run in runs for path in run.files for part in sources(path)})
     answers, held = {}, []
     for run, result in run_all(runs, workers):

@@ -5,6 +5,10 @@
 
 `old` occurs exactly once in the answer in `solutions/`. The test `caught_by` must name the exercise and must fail with
 a message about it, for this reason and no other. `python -m tests.mutation ch31 --name row_starts` tries them out.
+
+Given code is tested as well. There `old` occurs exactly once in a file of `engine/`, and the answers run:
+
+    scaffold_mutant("engine/serve/blocks.py", "if self.num_free < self.num_blocks:", "if False:", …)
 """
 
 import re
@@ -24,6 +28,7 @@ class Mutant:
     believes: str
     name: str
     chapter: int
+    path: str = ""  # of a scaffold mutant: the file that changes; `exercise` is then its name without suffix
 
     @property
     def id(self) -> str:
@@ -32,12 +37,20 @@ class Mutant:
 
 def mutant(exercise: str, old: str, new: str, caught_by: str, believes: str, name: str | None = None) -> None:
     """Add a wrong answer to the bank of the calling file's chapter."""
-    chapter = chapter_of(sys._getframe(1).f_code.co_filename)
     name = name or re.sub(r"\W+", "-", believes.lower()).strip("-")[:40].rstrip("-")
-    new_one = Mutant(exercise, old, new, caught_by, believes, name, chapter)
+    _add(Mutant(exercise, old, new, caught_by, believes, name, chapter_of(sys._getframe(1).f_code.co_filename)))
+
+
+def scaffold_mutant(path: str, old: str, new: str, caught_by: str, believes: str, name: str) -> None:
+    """Add a fault in given code to the bank of the calling file's chapter."""
+    chapter = chapter_of(sys._getframe(1).f_code.co_filename)
+    _add(Mutant(Path(path).stem, old, new, caught_by, believes, name, chapter, path))
+
+
+def _add(new_one: Mutant) -> None:
     if any(m.id == new_one.id for m in MUTANTS):
         raise ValueError(f"two mutants are called {new_one.id}")
-    if old == new:
+    if new_one.old == new_one.new:
         raise ValueError(f"mutant {new_one.id} changes nothing")
     MUTANTS.append(new_one)
 
