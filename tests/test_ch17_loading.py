@@ -12,6 +12,8 @@ from engine.models.config import Qwen3Config
 from engine.models.loading import load
 from engine.models.qwen3 import test_model as build_model
 
+pytestmark = pytest.mark.timeout(240)  # the first one imports transformers, which is slow on a busy machine
+
 SIZES = {
     "vocab_size": 70, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 10, "eos_token_id": [3, 5], "bos_token_id": 1,

@@ -447,6 +447,7 @@ def theirs(family, sizes, salt):
 
 
 @EVERYTHING
+@pytest.mark.timeout(240)  # the first one imports transformers, which is slow on a busy machine
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_equal_transformers(name):
     family, changes = MODELS[name]
