@@ -28,6 +28,7 @@ from tests.sections import ROOT
 TEST_LIMIT = 20  # seconds of computing for one test in a fork
 RUN_LIMIT = 300  # seconds for one fork
 MEMORY = 6 << 30  # bytes that a fork may add to its address space
+STOPPED: list[int] = []  # signals that ask to end; an exception from a handler could get lost in a fork's clean-up
 
 
 @dataclass
@@ -100,6 +101,8 @@ def run_all(runs: list[Run], workers: int) -> Iterator[tuple[Run, Result]]:
         sys.pycache_prefix, sys.dont_write_bytecode = f"{folder}/pycache", False
         try:
             while waiting or alive:
+                if STOPPED:
+                    raise SystemExit(143)
                 while waiting and len(alive) < workers:
                     run = waiting.pop(0)
                     out = Path(folder) / str(len(waiting))

@@ -24,7 +24,7 @@ from engine.exercises.catalog import Catalog, LookupFailed
 from engine.exercises.registry import Exercise
 from engine.exercises.source import Source, SourceError
 from tests.alternatives import ALTERNATIVES, Alternative
-from tests.forks import Result, Run, counts, goes_by, preload, run_all
+from tests.forks import STOPPED, Result, Run, counts, goes_by, preload, run_all
 from tests.mutants import MUTANTS, Mutant
 from tests.sections import ROOT
 from tests.sources import named, sources
@@ -238,7 +238,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--grade-seed", type=int, default=0, metavar="N")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     args = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the forks end with us
+    signal.signal(signal.SIGTERM, lambda number, _: STOPPED.append(number))  # the forks end with us
     chapters = [int(c.removeprefix("ch")) for c in args.chapters] or None
     entries = [e for e in load_banks(chapters) if not args.name or any(_means(name, e) for name in args.name)]
     if not entries:
