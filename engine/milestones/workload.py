@@ -49,11 +49,11 @@ def get_model(name: str, width: int | None, seed: int):
         if width is not None:
             raise ValueError(f"--width {width} is for --model random; {name} has a width of its own")
         return load(name)
-    width = 384 if width is None else width
+    width = 1024 if width is None else width
     if width < 128 or width % 128:
         raise ValueError(f"--width must be a multiple of 128, got {width}")
     cfg = Qwen3Config(
-        vocab_size=4096, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=2,
+        vocab_size=2048, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=2,
         num_attention_heads=width // 64, num_key_value_heads=max(1, width // 128), head_dim=64,
         max_position_embeddings=4096,
     )  # fmt: skip

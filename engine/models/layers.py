@@ -6,6 +6,20 @@ from torch import nn
 from engine.exercises import exercise, fill
 
 
+class Linear(nn.Linear):
+    """nn.Linear, quicker for the few rows of a decode on a CPU."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., in_features] -> [..., out_features]."""
+        rows = x.numel() // self.in_features
+        if x.device.type != "cpu" or x.dtype != torch.float32 or rows > 64:
+            return super().forward(x)
+        # With the weight as the left factor BLAS reads it once; as the right one it is repacked at every call.
+        y = (self.weight @ x.reshape(rows, -1).t()).t().contiguous()
+        y = y if self.bias is None else y + self.bias
+        return y.view(*x.shape[:-1], -1)
+
+
 class RMSNorm(nn.Module):
     """Scale each vector to root mean square 1, then by a learned `weight` [dim]; `eps` keeps a zero vector finite.
 

@@ -46,7 +46,7 @@ def _groups(meta):
 
 
 def _plan(meta, requests, window, group):
-    """rows [R, T], blocks [R, W], (request, position) of gathered slots past a context, mask [R, 1, T * G, S]."""
+    """rows [R, T], blocks [R, W], which of the R * S gathered slots lie past a context, mask [R, 1, T * G, S]."""
     device = meta.seq_lens.device
     chosen = torch.tensor(requests)
     starts, seq_lens = meta.query_start_loc_cpu.long(), meta.seq_lens_cpu[chosen].long()
@@ -61,14 +61,13 @@ def _plan(meta, requests, window, group):
     if window > 0:
         mask &= k_pos > q_pos[..., None] - window
     mask = mask.repeat_interleave(group, dim=1)[:, None]
-    unused = (k_pos >= seq_lens[:, None]).nonzero(as_tuple=True)
+    unused = (k_pos >= seq_lens[:, None]).flatten().nonzero().flatten()
     blocks = meta.block_table[chosen.to(device), :width]
-    return rows.to(device), blocks, tuple(u.to(device) for u in unused), mask.to(device)
+    return rows.to(device), blocks, unused.to(device), mask.to(device)
 
 
 def _gather(pool, blocks, unused):
     """Context of every request of a group: [R, Hkv, S, D], zero past its end, where the pool may hold anything."""
-    context = pool.index_select(0, blocks.flatten())  # [R * W, block_size, Hkv, D], a copy
-    context = context.view(len(blocks), -1, *pool.shape[2:])  # [R, S, Hkv, D]
-    context[unused] = 0
-    return context.transpose(1, 2)
+    context = pool.index_select(0, blocks.flatten()).flatten(0, 1)  # [R * S, Hkv, D], a copy
+    context.index_fill_(0, unused, 0)
+    return context.unflatten(0, (len(blocks), -1)).transpose(1, 2)
