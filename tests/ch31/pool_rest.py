@@ -30,12 +30,12 @@ def test_trim_withdraws_what_reaches_past_the_end():
         m, request = NamedBlocks(6, 4), ask("r", random_tokens("trim", 17), 16)
         give(m, request, [3, 0, 5, 2], 4)
         m.trim(request, length)
-        m.check()
         call, kept, whole = f"trim(request, {length})", -(-length // 4), length // 4
         expect_equal(m.block_tables[request], [3, 0, 5, 2][:kept], what="block {i} of the table", call=call)
         expect_equal(m.num_published[request], whole, what="num_published", call=call)
         expect_equal(set(m.cached.values()), set([3, 0, 5, 2][:whole]), what="blocks that are findable", call=call)
         expect_equal(m.num_free, 6 - kept, what="free blocks", call=call)
+        m.check()
 
 
 @grades(BlockManager.cache_full_blocks)
@@ -90,16 +90,20 @@ def test_free_blocks_are_taken_from_the_front_and_lose_their_names():
 
 def test_block_hashes_form_a_chain_with_the_cache_key(monkeypatch):
     calls = []
-    monkeypatch.setattr(blocks, "hash_block", lambda *args: calls.append(args) or len(calls).to_bytes(16, "big"))
+
+    def hash_block(parent, tokens, extra=()):
+        calls.append((parent, list(tokens), extra))
+        return len(calls).to_bytes(16, "big")
+
+    monkeypatch.setattr(blocks, "hash_block", hash_block)
     tokens = random_tokens("chain", 14)
     m, request = BlockManager(6, 4), ask("r", tokens[:10], key=("tenant", 1))
     first = list(m.block_hashes(request))
     for token in tokens[10:]:
         request.append(token)
     expect_equal(m.block_hashes(request)[:2], first, what="hash of block {i}, asked for again")
-    got = [(parent, list(block), extra) for parent, block, extra in calls]
     expected = [(parent, tokens[i * 4 : i * 4 + 4], ("tenant", 1)) for i, parent in enumerate([None, *first])]
-    expect_equal(got, expected, what="argument {i} of hash_block")
+    expect_equal(calls, expected, what="argument {i} of hash_block")
 
 
 @grades(BlockManager.find_cached_prefix)

@@ -93,7 +93,7 @@ def busy_pool(salt):
         adopted = adopted[: random.choice([0, len(adopted), len(adopted)])]
         empty = [b for b in m.free_blocks if m.hashes[b] is None]
         random.shuffle(empty)
-        missing = m.blocks_for(request.num_computed_tokens) - len(adopted)
+        missing = m.blocks_for(request.num_computed_tokens) - len(adopted) + random.choice([0, 0, 1])
         if missing <= len(empty):
             give(m, request, adopted + empty[:missing], random.choice([len(adopted), len(names)]))
     for request in list(m.block_tables):

@@ -206,6 +206,16 @@ def test_a_shared_block_loses_a_reference_only():
 
 
 @grades(free)
+def test_a_preempted_request_gives_all_its_blocks_back():
+    """It counts as not computed at all by then; and its last block has been allocated but never written."""
+    m, request = NamedBlocks(7, 4), ask("r", random_tokens("preempted", 13), 12)
+    give(m, request, [5, 2, 6, 0], 3)
+    request.num_computed_tokens = 0
+    checked_free(m, request)
+    expect_equal(m.num_free, 7, what="free blocks after a preemption", hint="every block of the table", see=STATES)
+
+
+@grades(free)
 def test_freed_blocks_stay_findable():
     tokens = random_tokens("findable", 8)
     m, request = NamedBlocks(7, 4), ask("r", tokens, 8)

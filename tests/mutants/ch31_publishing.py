@@ -183,7 +183,7 @@ mutant(
     FREE,
     "reversed(self.block_tables.pop(request, []))",
     "reversed(self.block_tables.pop(request, [])[: self.blocks_for(request.num_computed_tokens)])",
-    caught_by="test_requests_leave_random_pools",
+    caught_by="test_a_preempted_request_gives_all_its_blocks_back",
     believes="a request owns as many blocks as its computed tokens fill",
     name="leaks-blocks-not-computed-yet",
 )
