@@ -43,6 +43,21 @@ def test_a_failed_step_leaves_nothing_cached_that_was_not_computed(where, error)
 
 @grades(step)
 @pytest.mark.parametrize("where", WHERE)
+def test_a_failed_chunk_of_a_running_request_is_withdrawn(where):
+    """The second of three chunks fails; the first one stays cached, the second one must not be found."""
+    harness, prompt = Harness(max_num_batched_tokens=8), tokens(rng("second chunk"), 21)
+    harness.add("a", prompt)
+    harness.step()
+    harness.failing_step(where)
+    hashes = len(harness.blocks.cached)
+    expect_equal(hashes, 2, "published blocks after a failed second chunk, 8 of 21 tokens computed", "undo", LOOP)
+    harness.abort("a")
+    harness.add("b", prompt)
+    harness.drain()
+
+
+@grades(step)
+@pytest.mark.parametrize("where", WHERE)
 def test_requests_admitted_in_a_failed_step_return_to_the_front_in_order(where):
     harness, random = Harness(max_num_batched_tokens=30, max_num_seqs=4), rng("front")
     prompt = tokens(random, 9)
