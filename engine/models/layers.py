@@ -12,7 +12,7 @@ class Linear(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., in_features] -> [..., out_features]."""
         rows = x.numel() // self.in_features
-        if x.device.type != "cpu" or x.dtype != torch.float32 or rows > 64:
+        if x.device.type != "cpu" or x.dtype != torch.float32 or not 0 < rows <= 64:
             return super().forward(x)
         # With the weight as the left factor BLAS reads it once; as the right one it is repacked at every call.
         y = (self.weight @ x.reshape(rows, -1).t()).t().contiguous()
