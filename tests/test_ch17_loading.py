@@ -12,8 +12,6 @@ from engine.models.config import Qwen3Config
 from engine.models.loading import load
 from engine.models.qwen3 import test_model as build_model
 
-pytestmark = pytest.mark.timeout(240)  # the first one imports transformers, which is slow on a busy machine
-
 SIZES = {
     "vocab_size": 70, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 10, "eos_token_id": [3, 5], "bos_token_id": 1,
@@ -33,12 +31,14 @@ SAVED = {
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """name -> (folder, transformers' model) of everything in SAVED, as save_pretrained writes it."""
-    import transformers
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3ForCausalLM
+    from transformers import Qwen3Config as TheirQwen3Config
+    from transformers.utils.logging import disable_progress_bar
 
-    transformers.utils.logging.disable_progress_bar()
+    disable_progress_bar()
     classes = {
-        "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
-        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+        "qwen3": (TheirQwen3Config, Qwen3ForCausalLM),
+        "llama": (LlamaConfig, LlamaForCausalLM),
     }
     out = {}
     for name, options in SAVED.items():

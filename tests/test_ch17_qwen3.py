@@ -431,11 +431,13 @@ def depth(cfg, T):
 
 def theirs(family, sizes, salt):
     """transformers' model with random weights, in the scale of a trained one, and our config of it."""
-    import transformers
+    # By name, so that a runner which forks can load all of it beforehand.
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3ForCausalLM
+    from transformers import Qwen3Config as TheirQwen3Config
 
     config_class, model_class = {
-        "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
-        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+        "qwen3": (TheirQwen3Config, Qwen3ForCausalLM),
+        "llama": (LlamaConfig, LlamaForCausalLM),
     }[family]
     sizes = {name: sizes[name] for name in sizes if name != "rope_theta"} | {
         "rope_parameters": {"rope_type": "default", "rope_theta": sizes["rope_theta"]}
@@ -447,7 +449,6 @@ def theirs(family, sizes, salt):
 
 
 @EVERYTHING
-@pytest.mark.timeout(240)  # the first one imports transformers, which is slow on a busy machine
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_equal_transformers(name):
     family, changes = MODELS[name]
