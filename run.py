@@ -13,6 +13,8 @@ A book that is also an engine: you write a modern LLM inference engine, chapter 
 What you have not written yet is borrowed from solutions/, so the whole always runs.
 
   python run.py core --requests 16    the milestone of chapter 31: one core for every request, measured and checked
+  python run.py generate --prompt "In the beginning"      text from a model, through that core
+  python run.py models                the models it knows, and the command that brings each
   python run.py doctor                is this machine set up?
 
 To write it yourself:
@@ -94,8 +96,34 @@ def cmd_doctor(args) -> int:
     return doctor(ROOT)
 
 
+def cmd_models(args) -> int:
+    from engine.models.known import KNOWN
+
+    choose_cache(args)
+    for name, known in KNOWN.items():
+        print(f"{name:10} {'here' if known.is_here() else known.command}\n           {known.what}")
+    return 0
+
+
+def cmd_get(args) -> int:
+    from engine.models.known import bring
+
+    choose_cache(args)
+    print(bring(args.name))
+    return 0
+
+
+def cmd_generate(args) -> int:
+    choose_code(args)
+    choose_cache(args)
+    from engine.milestones import generate
+
+    return generate.main(args)
+
+
 def cmd_core(args) -> int:
     choose_code(args)
+    choose_cache(args)
     from engine.milestones import core
 
     return core.main(args)
@@ -109,6 +137,16 @@ def choose_code(args) -> None:
         raise ValueError("--borrow only means something with --impl engine")
     os.environ["IMPL"] = args.impl
     os.environ["BORROW"] = ",".join(Catalog(ROOT).one(name).name for name in args.borrow)
+
+
+def choose_cache(args) -> None:
+    if args.cache:
+        os.environ["MODEL_CACHE"] = args.cache
+
+
+def add_cache(command) -> None:
+    help = "where converted models are kept; also the variable MODEL_CACHE; default: the user's cache folder"
+    command.add_argument("--cache", metavar="DIR", help=help)
 
 
 def add_impl(command, default: str) -> None:
@@ -146,15 +184,44 @@ def parser() -> Parser:
     add_impl(core, default="solution")
     core.add_argument("--requests", type=int, default=16, metavar="N", help="default 16")
     core.add_argument("--max-tokens", type=int, metavar="N", help="output tokens of a request")
-    core.add_argument("--model", default="random", metavar="NAME|DIR", help="default random, or a checkpoint folder")
+    add_model(core, "tiny, smollm2, random, or a folder with a Qwen3 or Llama (default tiny)")
     core.add_argument("--width", type=int, metavar="N", help="hidden size of the random model")
     core.add_argument("--prompts", metavar="FILE", help="one prompt a line; needs a model with a tokenizer")
     core.add_argument("--show", action="store_true", help="print the texts, to stderr")
-    core.add_argument("--backend", metavar="NAME", help="attention backend")
-    core.add_argument("--seed", type=int, default=0, metavar="N", help="default 0")
     core.add_argument("--repeat", type=int, default=1, metavar="K", help="medians of K runs")
-    core.add_argument("--threads", type=int, metavar="N", help="CPU threads")
+
+    generate = add("generate", cmd_generate, "continue prompts, or answer them with --chat")
+    add_impl(generate, default="solution")
+    add_model(generate, "tiny, smollm2, or a folder with a Qwen3 or Llama (default tiny)")
+    generate.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="may be given several times")
+    generate.add_argument("--chat", action="store_true", help="a prompt is a message to a chat model")
+    generate.add_argument("--max-tokens", type=int, default=128, metavar="N", help="new tokens at most, default 128")
+    generate.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default 0: the likeliest token")
+    generate.add_argument("--top-k", type=int, default=0, metavar="K", help="draw from the K likeliest; 0: off")
+    generate.add_argument("--top-p", type=float, default=1.0, metavar="P", help="draw from a share P; 1: off")
+    generate.add_argument("--n", type=int, default=1, metavar="N", help="samples of each prompt")
+    generate.add_argument("--ignore-eos", action="store_true", help="go on where the model would stop")
+    generate.add_argument(
+        "--stream", action=argparse.BooleanOptionalAction, help="text as it comes; default on a terminal"
+    )
+
+    models = add("models", cmd_models, "the known models, and the command that brings each")
+    get = add("get", cmd_get, "install a model into this Python environment")
+    get.add_argument("name")
+    for command in (models, get):
+        add_cache(command)
     return top
+
+
+def add_model(command, help: str) -> None:
+    """What every command has that runs a model."""
+    command.add_argument("--model", default="tiny", metavar="NAME|DIR", help=help)
+    dtypes = ("float32", "bfloat16", "float16", "auto")
+    command.add_argument("--dtype", choices=dtypes, default="float32", help="default float32; auto measures")
+    command.add_argument("--backend", metavar="NAME", help="attention backend")
+    command.add_argument("--seed", type=int, default=0, metavar="N", help="default 0")
+    command.add_argument("--threads", type=int, metavar="N", help="CPU threads")
+    add_cache(command)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -174,11 +241,11 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         if args.traceback:
             traceback.print_exc()
-        return complain(who, f"{error}{origin(error)}")
+        return complain(who, f"{error}{origin(error) if getattr(args, 'impl', '') == 'engine' else ''}")
 
 
 def origin(error: BaseException) -> str:
-    """Where in the engine it was raised; a complaint about arguments needs no such place."""
+    """Where in the engine it was raised, as that may be the reader's own code."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(ROOT / "engine")]
     frames = [f for f in frames if not {"exercises", "milestones"} & set(Path(f.filename).relative_to(ROOT).parts)]
     if not frames:

@@ -199,3 +199,10 @@ def run_py(tree: Path, *arguments: str, **env: str) -> subprocess.CompletedProce
 
 def pytest_in(tree: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess:
     return python(tree, "-m", "pytest", "-q", *arguments, **env)
+
+
+def one_line(done: subprocess.CompletedProcess) -> str:
+    """What a refused command says: status 2, one line on stderr, nothing on stdout."""
+    assert done.returncode == 2, done
+    assert done.stdout == "" and done.stderr.count("\n") == 1, done
+    return done.stderr
