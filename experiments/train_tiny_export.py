@@ -31,6 +31,8 @@ else; windows of {context} tokens are all it was trained on.
 These weights, computed with in float32, over the held-out text in windows of {context} tokens that start without
 history: {scores}.
 
+![Training and held-out loss over the passes through the text](../../../experiments/train_tiny.png)
+
 ## Data
 
 - King James Bible, public domain, from the Debian packages bible-kjv and bible-kjv-text.
@@ -40,7 +42,8 @@ history: {scores}.
 
 A document is one chapter, a line a verse without its number, or one scene; it starts with its heading and ends with
 `{end}`, the only special token. The tokenizer is byte-level BPE, trained on the training text alone, with
-Qwen's rule for cutting text into words. Held out, as whole works: {held_out}.
+Qwen's rule for cutting text into words. Held out, as whole works:
+{held_out}.
 
 ## How it was made
 
@@ -49,6 +52,7 @@ apt-get install bible-kjv bible-kjv-text
 pip install -r experiments/requirements.txt
 python -m experiments.train_tiny prepare
 python -m experiments.train_tiny train {flags}
+python -m experiments.train_tiny plot
 python -m experiments.train_tiny export
 ```
 The checkpoint is the one with the lowest held-out loss, step {step:,} of {steps:,}, after {epochs:.1f} passes over the

@@ -88,9 +88,9 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def matmul_speeds(torch, rows: int = 256, inner: int = 576, columns: int = 1536) -> str:
-    """A linear layer of a small model, in both types: tells whether bfloat16 pays on this CPU."""
-    speeds = []
+def matmul_gflops(torch, rows: int = 256, inner: int = 576, columns: int = 1536) -> dict[str, float]:
+    """GFLOP/s of a small model's linear layer on the CPU, in both types: tells whether bfloat16 pays here."""
+    speeds = {}
     for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
         x, w = torch.randn(rows, inner).to(dtype), torch.randn(columns, inner).to(dtype)
         for _ in range(3):
@@ -101,8 +101,13 @@ def matmul_speeds(torch, rows: int = 256, inner: int = 576, columns: int = 1536)
             start = time.perf_counter()
             torch.nn.functional.linear(x, w)
             best = min(best, time.perf_counter() - start)
-        speeds.append(f"{name} {2 * rows * inner * columns / best / 1e9:.0f}")
-    return f"{', '.join(speeds)} GFLOP/s ({rows} x {inner} x {columns}, CPU)"
+        speeds[name] = 2 * rows * inner * columns / best / 1e9
+    return speeds
+
+
+def matmul_speeds(torch) -> str:
+    speeds = ", ".join(f"{name} {speed:.0f}" for name, speed in matmul_gflops(torch).items())
+    return f"{speeds} GFLOP/s (256 x 576 x 1536, CPU)"
 
 
 def gpu(torch) -> str:
@@ -133,10 +138,10 @@ def triton_check(root: Path) -> Check:
 
 def weights(root: Path) -> Check:
     found = []
-    for path in sorted((root / "engine/assets").glob("*")):
-        files = [f for f in (path.rglob("*") if path.is_dir() else [path]) if f.is_file()]
+    for path in sorted(p for p in (root / "engine/assets").glob("*") if p.is_dir()):
+        files = [f for f in path.rglob("*") if f.is_file()]
         found.append(f"{path.name} ({sum(f.stat().st_size for f in files) / 1e6:.1f} MB)")
-    return Check("weights", "ok", ", ".join(found) or "none in engine/assets; the default model is random, from a seed")
+    return Check("weights", "ok", ", ".join(found) or "none in engine/assets; --model random needs none")
 
 
 def _one_line(error: BaseException) -> str:

@@ -2,13 +2,16 @@
 
 import random
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 
 from engine.models.config import Qwen3Config
+from engine.models.known import ASSETS
 from engine.models.loading import load
 from engine.models.qwen3 import random_model
 
 SHARED, QUESTION, OUTPUT = 192, (8, 48), (8, 40)
+BOOK = ASSETS / "ecclesiastes.txt"  # King James Bible, a verse a line; held out from the tiny model's training
 
 
 @dataclass
@@ -32,6 +35,27 @@ def shared_opening(num_requests: int, vocab_size: int, seed: int, max_tokens: in
     ]
 
 
+def shared_text(num_requests: int, tokenizer, seed: int, max_tokens: int | None = None) -> list[Work]:
+    """The same in words: a book's first 192 tokens up to the end of a verse, then for each request a verse of its own.
+
+    A question of 8-48 tokens may stop in the middle of a verse, or go on into the next. No two begin alike until every
+    verse of the book had its turn.
+    """
+    rng = random.Random(seed)
+    lines = BOOK.read_text(encoding="utf-8").splitlines()
+    verses = [tokenizer.encode(line + "\n", add_special_tokens=False).ids for line in lines]
+    opening: list[int] = []
+    while len(opening) < SHARED:
+        opening += verses.pop(0)
+    work, turns = [], []
+    for _ in range(num_requests):
+        turns = turns or rng.sample(range(len(verses)), len(verses))
+        start = turns.pop()
+        question = islice(chain(*verses[start:], *verses), rng.randint(*QUESTION))
+        work.append(Work(opening[-SHARED:] + list(question), max_tokens or rng.randint(*OUTPUT)))
+    return work
+
+
 def prompts_from(file: str, num_requests: int, tokenizer, seed: int, max_tokens: int | None = None) -> list[Work]:
     """The first prompts of a text file, one a line; ValueError if it holds none or there is no tokenizer."""
     if tokenizer is None:
@@ -43,13 +67,16 @@ def prompts_from(file: str, num_requests: int, tokenizer, seed: int, max_tokens:
     return [Work(tokenizer.encode(line).ids, max_tokens or rng.randint(*OUTPUT)) for line in lines]
 
 
-def get_model(name: str, width: int | None, seed: int):
-    """(model, tokenizer or None): "random" in a width that keeps a CPU busy, or a checkpoint folder."""
+def get_model(name: str, width: int | None, seed: int, dtype=None):
+    """(model, tokenizer or None): "random" in a width that keeps a CPU busy, a known name, or a checkpoint folder.
+
+    dtype: None is that of the checkpoint, and float32 for "random".
+    """
     if name != "random":
         if width is not None:
             raise ValueError(f"--width {width} is for --model random; {name} has a width of its own")
-        return load(name)
-    width = 1024 if width is None else width
+        return load(name, dtype)
+    width = 1536 if width is None else width
     if width < 128 or width % 128:
         raise ValueError(f"--width must be a multiple of 128, got {width}")
     cfg = Qwen3Config(
@@ -57,4 +84,4 @@ def get_model(name: str, width: int | None, seed: int):
         num_attention_heads=width // 64, num_key_value_heads=max(1, width // 128), head_dim=64,
         max_position_embeddings=4096,
     )  # fmt: skip
-    return random_model(cfg, seed), None
+    return random_model(cfg, seed).to(dtype), None

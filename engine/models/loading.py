@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
 from engine.models.config import Qwen3Config
+from engine.models.known import resolve
 from engine.models.qwen3 import Qwen3
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -22,13 +23,14 @@ MAX_HEADER = 100_000_000  # bytes; the format's own limit
 def load(path, dtype=None, device=None) -> tuple[Qwen3, Tokenizer | None]:
     """The model in the folder `path`, ready for inference, and its tokenizer if there is a tokenizer.json.
 
+    path: a folder, or a name of `engine.models.known` such as "tiny".
     dtype: torch.float32, bfloat16 or float16, or its name; None: what config.json says, else that of the files.
     device: None is the CPU. One tensor at a time is read and converted, so memory never holds the weights twice.
     `model.cfg.eos_token_id` comes from generation_config.json, else from config.json.
     Raises FileNotFoundError for a file that is not there and ValueError for one that does not fit: one line, which
     names the file and what is wrong. There is no half-loaded model.
     """
-    folder = Path(path)
+    folder = resolve(path)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
     cfg = _read_config(folder)
