@@ -5,7 +5,7 @@ import pytest
 from engine.serve.request import SamplingParams
 from tests.ch31.fake_pool import LOOP, VOCAB, continuation, fake_core
 from tests.ch31.harness import Harness, check_blocks, tokens
-from tests.grading import expect, expect_equal, expect_raises, rng
+from tests.grading import expect, expect_equal, expect_raises, rng, wrong
 
 
 def run(core, limit=500):
@@ -43,7 +43,10 @@ def test_aborting_the_parent_ends_all_samples(when):
     expect_equal({o.finish_reason for o in outputs}, {"abort"}, "finish reasons", see=LOOP)
     expect_equal(list(core.scheduler.requests), ["other"], "live request {i} afterwards", see=LOOP)
     check_blocks(core.blocks)
-    core.add_request("r", prompt, SamplingParams(n=3, max_tokens=1))  # the id is free again
+    try:
+        core.add_request("r", prompt, SamplingParams(n=3, max_tokens=1))
+    except ValueError as error:
+        raise wrong("the id of aborted samples cannot be used again", str(error), LOOP) from None
     run(core)
     expect_equal(core.blocks.num_free, core.blocks.num_blocks, "free blocks when idle", see=LOOP)
 
