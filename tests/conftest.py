@@ -18,7 +18,7 @@ from tests.sections import ROOT
 from tests.sources import uses_hypothesis
 from tests.verdicts import DidNotFinish, judge, not_written, unwritten
 
-PATIENCE = 3
+PATIENCE = 10
 pytest.register_assert_rewrite(*(f"tests.{folder.name}" for folder in (ROOT / "tests").glob("ch[0-9]*/")))
 BOARD = pytest.StashKey[Scoreboard]()
 

@@ -26,7 +26,7 @@ from engine.exercises.registry import EXERCISES
 from tests.sections import ROOT
 
 TEST_LIMIT = 20  # seconds of computing for one test in a fork
-RUN_LIMIT = 300  # seconds for one fork
+RUN_LIMIT = 900  # seconds for one fork, on however busy a machine
 MEMORY = 6 << 30  # bytes that a fork may add to its address space
 STOPPED: list[int] = []  # signals that ask to end; an exception from a handler could get lost in a fork's clean-up
 
