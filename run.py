@@ -197,7 +197,7 @@ def parser() -> Parser:
     generate.add_argument("--chat", action="store_true", help="a prompt is a message to a chat model")
     generate.add_argument("--max-tokens", type=int, default=128, metavar="N", help="new tokens at most, default 128")
     generate.add_argument(
-        "--temperature", type=float, default=0.7, metavar="T", help="default 0.7; 0: always the likeliest token"
+        "--temperature", type=float, default=0.7, metavar="T", help="default 0.7; 0: the likeliest token"
     )
     generate.add_argument("--top-k", type=int, default=0, metavar="K", help="draw from the K likeliest; 0: off")
     generate.add_argument("--top-p", type=float, default=1.0, metavar="P", help="draw from a share P; 1: off")

@@ -75,22 +75,24 @@ def main(args) -> int:
     config = EngineConfig(attention_backend=args.backend or "auto", seed=args.seed)
     if args.threads:
         torch.set_num_threads(args.threads)
-    say(registry.who_wrote())
+    notes = [registry.who_wrote()]
     folder = resolve(args.model)
-    model, tokenizer = load(folder, dtype=choose_dtype(args.dtype, say))
+    model, tokenizer = load(folder, dtype=choose_dtype(args.dtype, notes.append))
     if tokenizer is None:
         raise ValueError(f"{folder}: no tokenizer.json to read text with")
     prompts = [encode(folder, tokenizer, text, args.chat) for text in args.prompt]
     core = EngineCore(model, config, eos_token_id=model.cfg.eos_token_id)
     samples = {}
     for i, (text, token_ids) in enumerate(zip(args.prompt, prompts, strict=True)):
+        core.add_request(str(i), token_ids, params)
         for j in range(args.n):
             number = f"[{i + 1}]\n" if args.n == 1 else f"[{i + 1}, sample {j + 1}]\n"
             alone = len(prompts) * args.n == 1
             heading = ("" if alone else number) + ("" if args.chat else text)
             samples[str(i), j] = Sample(heading, Detokenizer(tokenizer, token_ids))
     stream = sys.stdout.isatty() if args.stream is None else args.stream
-    seconds = run(core, prompts, params, samples, Writer(samples, stream))
+    say("\n".join(notes))  # not before: bad input is one line
+    seconds = run(core, samples, Writer(samples, stream))
     report(samples, prompts, seconds)
     return 0
 
@@ -102,11 +104,9 @@ def encode(folder, tokenizer, text: str, chat: bool) -> list[int]:
     return tokenizer.encode(text).ids
 
 
-def run(core: EngineCore, prompts, params: SamplingParams, samples: dict, writer: Writer) -> float:
-    """All prompts through the core, text out as it comes; the seconds from the first request to the last token."""
+def run(core: EngineCore, samples: dict[tuple[str, int], Sample], writer: Writer) -> float:
+    """All requests of the core to their end, text out as it comes; the seconds that took."""
     begin = time.perf_counter()
-    for i, token_ids in enumerate(prompts):
-        core.add_request(str(i), token_ids, params)
     while core.has_unfinished:
         for output in core.step():
             sample = samples[output.parent_id or output.request_id, output.index]

@@ -142,7 +142,7 @@ def read_weights(source: GGUFFile, config: dict) -> dict[str, torch.Tensor]:
         values = torch.from_numpy(source.array(theirs))
         if name.endswith(("q_proj.weight", "k_proj.weight")):
             values = neighbours_to_halves(values, config["head_dim"])
-        weights[name] = values.clone(memory_format=torch.contiguous_format)
+        weights[name] = values.contiguous()
     return weights
 
 

@@ -58,7 +58,7 @@ class GGUFFile:
             values = dequantize(raw.reshape(*tensor.shape[:-1], -1), tensor.kind)
         except NotImplementedError:
             raise ValueError(f"{self.path}: {name} has type {tensor.kind.name}, which is not read") from None
-        return values.astype(np.float32, copy=False).reshape(tensor.shape)
+        return np.array(values, np.float32).reshape(tensor.shape)  # a copy: the file may change later
 
     def _read_header(self) -> None:
         if self._take(4) != b"GGUF":
