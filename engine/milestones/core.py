@@ -132,7 +132,7 @@ def main(args) -> int:
                         return 1
     report(runs, console)
     if dtype != torch.float32:
-        report_ties(ties, args, console)
+        report_ties(ties, dtype, args.requests, console)
     if args.show:
         show(work, want, tokenizer)
     return 0
@@ -159,10 +159,11 @@ def report(runs: dict[str, list[Run]], console: Console) -> None:
     console.print(f"speed against the slot engine: {ratios}", highlight=False)
 
 
-def report_ties(ties: dict[str, dict], args, console: Console) -> None:
+def report_ties(ties: dict[str, dict], dtype: torch.dtype, num_requests: int, console: Console) -> None:
     """How often rounding changed a token: each engine's requests that leave the float32 oracle at a near tie."""
     for name, found in ties.items():
-        line = f"{args.dtype}, {name}: {len(found)} of {args.requests} requests leave the float32 oracle, at a near tie"
+        kind = str(dtype).removeprefix("torch.")
+        line = f"{kind}, {name}: {len(found)} of {num_requests} requests leave the float32 oracle, at a near tie"
         if found:
             margin, bound = max(found.values(), key=lambda pair: pair[0] / pair[1])
             line += f"; the widest is {margin:.2g} where rounding explains {bound:.2g}"
