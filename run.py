@@ -22,12 +22,15 @@ To write it yourself:
   python run.py hint NAME             a hint, a stronger one each time
   python -m pytest tests/test_ch31_engine_v2.py      grade a chapter
   python run.py progress [CHAPTER]    what is written, passing, failing, and what to do next
+  python run.py watch CHAPTER         on save, the graders of what you changed; keys for a hint and what is next
   python run.py blame CHAPTER         which of your functions is at fault when tests fail
   python run.py core --impl engine    the milestone on your code
 
 To teach it:
   python run.py solve CHAPTER|NAME    write the reference answer into engine/
   python run.py reset CHAPTER|NAME    put the stub back
+  python run.py handout --chapters N --out DIR                  a tree for students, without those answers
+  python run.py grade SUBMISSIONS --chapters N --out DIR        mark a class: chapters/00-for-instructors.md
 
 Start with chapters/, or with `python run.py list`. Options of a command: python run.py COMMAND --help
 """
@@ -88,6 +91,27 @@ def cmd_blame(args) -> int:
     from engine.exercises.catalog import Catalog
 
     return blame(Catalog(ROOT), args.chapter)
+
+
+def cmd_watch(args) -> int:
+    from engine.exercises.watch import watch
+
+    return watch(ROOT, args.chapter)
+
+
+def cmd_handout(args) -> int:
+    from engine.exercises.catalog import Catalog
+    from engine.exercises.handout import handout
+
+    print("\n".join(handout(Catalog(ROOT), args.chapters, args.out)))
+    return 0
+
+
+def cmd_grade(args) -> int:
+    from engine.exercises.catalog import Catalog
+    from engine.exercises.grading.grade import grade
+
+    return grade(Catalog(ROOT), args.submissions, args.chapters, args.out, args.jobs, args.seed)
 
 
 def cmd_doctor(args) -> int:
@@ -177,7 +201,16 @@ def parser() -> Parser:
     progress = add("progress", cmd_progress, "run the graders of what is written, chapter by chapter")
     progress.add_argument("chapter", nargs="?")
     progress.add_argument("--cached", action="store_true", help="the last results, without running anything")
+    add("watch", cmd_watch, "on save, run the graders of what changed").add_argument("chapter")
     add("blame", cmd_blame, "find the function that makes a chapter's tests fail").add_argument("chapter")
+    handout = add("handout", cmd_handout, "write a tree for students, without the answers of some chapters")
+    grade = add("grade", cmd_grade, "mark the submissions of a class")
+    grade.add_argument("submissions", type=Path, metavar="SUBMISSIONS", help="a folder of folders and zips, or one")
+    for command in (handout, grade):
+        command.add_argument("--chapters", required=True, metavar="N,N", help="the chapters concerned: 24,31")
+        command.add_argument("--out", required=True, type=Path, metavar="DIR", help="where to write")
+    grade.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="at once; default: the cores")
+    grade.add_argument("--seed", type=int, metavar="N", help="of the tests' inputs; default: another one each time")
     add("doctor", cmd_doctor, "check versions, threads, GPU, Triton, weights")
 
     core = add("core", cmd_core, "slots against the core: same tokens, measured (chapter 31)")

@@ -13,6 +13,11 @@ def chapter_number(catalog: Catalog, chapter: str | None) -> int | None:
     return int(chapter)
 
 
+def chapter_numbers(catalog: Catalog, chapters: str) -> list[int]:
+    """`24,31` as numbers, in order. Raises LookupFailed for what is no chapter with exercises."""
+    return sorted({chapter_number(catalog, word.strip()) for word in chapters.split(",")})
+
+
 def listing(catalog: Catalog, chapter: str | None = None) -> str:
     """A heading per chapter, a line per exercise: whether it is written, its name, its place, its section."""
     wanted = chapter_number(catalog, chapter)

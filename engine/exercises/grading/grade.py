@@ -16,12 +16,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from engine.exercises.catalog import Catalog, LookupFailed
+from engine.exercises.catalog import Catalog
 from engine.exercises.grading import gradebook, reading, sandbox, submissions
 from engine.exercises.grading.bench import Bench, Worker, limits_of
 from engine.exercises.grading.judging import Graders, Judge
+from engine.exercises.listing import chapter_numbers
 from engine.exercises.registry import Exercise
-from engine.exercises.source import SourceError
 
 
 class GradingStopped(ValueError):
@@ -61,17 +61,6 @@ def grade(catalog: Catalog, path: Path, chapters: str, out: Path, jobs: int, see
     Console(width=None if sys.stdout.isatty() else 120).print(gradebook.table(sheets))
     print(f"{len(sheets)} graded, seed {seed}: {out}/class.csv and a JSON file each")
     return 0
-
-
-def chapter_numbers(catalog: Catalog, chapters: str) -> list[int]:
-    """`24,31` as numbers of chapters with exercises."""
-    numbers = []
-    for word in chapters.split(","):
-        if not word.strip().isdecimal():
-            raise LookupFailed(f"--chapters {chapters!r}: {word.strip()!r} is not a number")
-        catalog.lookup(word)
-        numbers.append(int(word))
-    return sorted(set(numbers))
 
 
 def _must_run_here() -> None:
@@ -158,6 +147,3 @@ class Class:
         count = f"{mark.passed} of {mark.total} tests pass"
         text = "\n".join([count, *(f"note: {note}" for note in notes), *mark.messages])
         return gradebook.Line(name, where, status, text, found.flags)
-
-
-__all__ = ["Class", "GradingStopped", "SourceError", "chapter_numbers", "grade"]
