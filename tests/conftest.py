@@ -42,7 +42,7 @@ def pytest_configure(config):
     if option.borrow:
         os.environ["BORROW"] = ",".join(option.borrow)
     os.environ["GRADE_SEED"] = str(option.grade_seed)
-    config.stash[BOARD] = Scoreboard()
+    config.stash[BOARD] = Scoreboard(option.only)
     if option.reportchars == "fE" and not option.long:
         option.reportchars = "E"  # the messages are short enough to stand once
 
@@ -76,6 +76,7 @@ def pytest_collection_modifyitems(config, items):
         wanted = [item for item in items if any(ex.goes_by(name) for ex in graded_by(item) for name in names)]
         config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
         items[:] = wanted
+    items.sort(key=lambda item: len(graded_by(item)) > 2)  # whole-engine tests last: the narrow ones say more
 
 
 def pytest_report_collectionfinish(config):
