@@ -74,7 +74,7 @@ def test_a_wrong_one(tree):
 def test_a_crash_says_whose_code_and_where(tree):
     tree.write("Pool.take", "def take(self, n):\n    return [self.free[0][i] for i in range(n)]\n")
     tree.write("Pool.give", GIVE)
-    status, out = tree.pytest("-q", "--only", "take", "--results", "r.json")
+    status, out = tree.pytest("-q", "-k", "Pool", "--results", "r.json")
     where = f"engine/rows.py:{tree.line('[0][i]')}"
     assert status == 1 and f"Pool.take raised TypeError: 'int' object is not subscriptable at {where}\n" in out
     assert "Traceback" not in out
