@@ -98,6 +98,12 @@ def test_blame_finds_the_function_and_not_the_one_whose_tests_fail(tree):
     assert "python run.py hint count   chapters/07-words.md#counting" in done.stdout
 
 
+def test_blame_uses_tests_of_what_is_not_written(tree):
+    write(tree, "count", "return dict.fromkeys(words, 1)")  # only a test of Index.top and Index.add can tell
+    done = run_py(tree, "blame", "7")
+    assert done.returncode == 1 and "at fault: engine/words.py:12 count" in done.stdout
+
+
 def test_blame_finds_two_functions_that_fail_together(tree):
     run_py(tree, "solve", "7")
     write(tree, "count", "return dict.fromkeys(words, 1)")

@@ -2,7 +2,7 @@
 
 The policy comes from two environment variables, set by `--impl` and `--borrow` before the engine is imported:
 IMPL=engine (what is written is used, what is still a stub is borrowed), IMPL=solution (every answer),
-BORROW=name,name (these are borrowed although they are written).
+BORROW=name,name (these are the answer, written or not).
 
 A borrowed body runs in the globals of the engine module: when it calls another exercise by name, it reaches whatever
 that name is bound to there, which may be the student's. So one written function is used by the whole engine.
@@ -27,8 +27,9 @@ class Exercise:
     path: str
     line: int
     written: bool
-    source: str = ""  # "yours", "borrowed", "reference", or "missing": a stub without an answer in this tree
-    on_request: bool = False  # named by BORROW: the answer is what somebody wants to see run
+    # "yours"; "borrowed": the answer, in place of a stub; "reference": the answer, asked for by IMPL or by name in
+    # BORROW, so it may be graded although nothing is written; "missing": a stub without an answer in this tree
+    source: str = ""
 
     @property
     def name(self) -> str:
@@ -43,11 +44,6 @@ class Exercise:
     def goes_by(self, name: str) -> bool:
         """True for the full name and for any end of it that starts at a dot: `free`, `BlockManager.free`."""
         return f".{self.name}".endswith(f".{name}")
-
-    @property
-    def gradable(self) -> bool:
-        """False while running it would judge the answer in place of what is not written yet."""
-        return self.source in ("yours", "reference") or (self.source == "borrowed" and self.on_request)
 
     @property
     def not_written(self) -> str:
@@ -117,8 +113,9 @@ def _exercises_in(module: ModuleType):
 def _source(ex: Exercise) -> str:
     if impl() == "solution":
         return "reference"
-    ex.on_request = any(ex.goes_by(name.strip()) for name in os.environ.get("BORROW", "").split(",") if name.strip())
-    return "borrowed" if ex.on_request or not ex.written else "yours"
+    if any(ex.goes_by(name.strip()) for name in os.environ.get("BORROW", "").split(",") if name.strip()):
+        return "reference"
+    return "yours" if ex.written else "borrowed"
 
 
 def _answer(ex: Exercise) -> FunctionType | None:
@@ -164,8 +161,8 @@ def who_wrote() -> str:
         parts = [f"{sources.count('reference')} of {total} exercises are the reference answers"]
         parts += [f"{yours} without an answer here are yours"] if (yours := sources.count("yours")) else []
     else:
-        asked = sum(ex.on_request and ex.source == "borrowed" for ex in EXERCISES.values())
-        borrowed = f"{sources.count('borrowed')} borrowed" + (f" ({asked} on request)" if asked else "")
+        asked = sources.count("reference")
+        borrowed = f"{sources.count('borrowed') + asked} borrowed" + (f" ({asked} on request)" if asked else "")
         parts = [f"{sources.count('yours')} of {total} exercises are yours", borrowed]
     parts += [f"{missing} neither written nor in solutions/"] if missing else []
     return f"impl={impl()}: " + ", ".join(parts)
