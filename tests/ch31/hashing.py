@@ -198,6 +198,16 @@ def test_no_two_extras_share_an_encoding():
 
 
 @grades(hash_block)
+def test_no_text_inside_a_value_can_pass_for_the_end_of_it():
+    """Whatever an encoding may put between two values, written into one value."""
+    tags = ("", "s", "str", "s:", "str:", "1:", "s1:", "<str>", "'", '"', "b'")
+    glues = [separator + tag for separator in (",", ", ", "|", ";", " ", "\0", "),(", "', ", '", ') for tag in tags]
+    pairs = [extra for glue in glues for extra in ((f"a{glue}b",), ((f"a{glue}b",),))]
+    hint = "a value may hold your own separators and type names: write its length, or escape what it holds"
+    expect_all_different([(None, [5, 6], extra) for extra in (("a", "b"), (("a", "b"),), *dict.fromkeys(pairs))], hint)
+
+
+@grades(hash_block)
 def test_tokens_are_not_mistaken_for_extra():
     triples = []
     for parent in (None, PARENT):

@@ -95,6 +95,17 @@ def test_chunked_prefill_off_nobody_passes_a_prompt_that_waits():
 
 
 @grades(schedule)
+def test_chunked_prefill_off_only_what_is_not_cached_has_to_fit():
+    harness = Harness(block_size=4, num_blocks=32, max_num_batched_tokens=16, enable_chunked_prefill=False)
+    shared = tokens(rng("shared opening"), 12)
+    for name, last in (("a", 50), ("b", 60)):
+        harness.add(name, [*shared, last])
+    hint = '"b" adopts the 12 tokens that "a" publishes in this very step, so n is 1, and 3 are left of the budget'
+    expect_equal(harness.step(), [("a", 13), ("b", 1)], "budget 16, prompts of 13: (request, n) {i}", hint, SCHEDULER)
+    harness.drain()
+
+
+@grades(schedule)
 def test_chunked_prefill_off_a_resumed_request_may_be_cut():
     """It has to compute 13 tokens again. The budget is 10, and others always take some of it."""
     settings = {"max_num_batched_tokens": 10, "enable_chunked_prefill": False, "enable_prefix_caching": False}

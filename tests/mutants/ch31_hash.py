@@ -176,3 +176,15 @@ mutant(
     believes="extra keys are a set",
     name="sorted-extra",
 )
+mutant(
+    "hash_block",
+    WHOLE,
+    """    def plain(value):
+        return "(" + ",".join(map(plain, value)) + ")" if type(value) is tuple else f"{type(value).__name__}:{value}"
+
+    text = f"{parent!r}|{[index(token) for token in tokens]}|{plain(extra)}"
+    return blake2b(text.encode(), digest_size=32).digest()""",
+    caught_by="test_no_text_inside_a_value_can_pass_for_the_end_of_it",
+    believes="a type name and a comma keep two values apart",
+    name="type-tags-without-escapes",
+)

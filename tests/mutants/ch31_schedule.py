@@ -232,3 +232,10 @@ mutant(
     believes="the prefix is there whether or not the rest fits",
     name="adopts-before-it-fits-in-traffic",
 )
+mutant(
+    "n > budget and not",
+    "request.num_tokens - before > budget and not",
+    caught_by="test_chunked_prefill_off_only_what_is_not_cached_has_to_fit",
+    believes="with chunked prefill off the whole prompt must fit what is left of the budget, cached or not",
+    name="cached-tokens-must-fit-too",
+)
