@@ -42,11 +42,13 @@ def screen(function: FunctionNode, methods: Collection[str] = ()) -> list[str]:
     methods: names of the functions of the class; a body that assigns to one would replace given code.
     """
     found, own = {}, {name for node in ast.walk(function) for name in _bound(node)}
+    inner = [n for s in body(function) for n in ast.walk(s) if isinstance(n, ast.ClassDef)]
+    theirs = {id(node) for one in inner for node in ast.walk(one)}  # there `self` is something else
     for statement in body(function):
         for node in ast.walk(statement):
             if isinstance(node, ast.Name) and node.id in own:
                 continue
-            for reason in _reasons(node, methods):
+            for reason in _reasons(node, () if id(node) in theirs else methods):
                 found.setdefault(reason, getattr(node, "lineno", function.lineno))
     return [f"line {line}: {reason}" for reason, line in found.items()]
 
@@ -90,7 +92,9 @@ def _modules(node: ast.Import | ast.ImportFrom) -> list[str]:
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     base = "." * node.level + (node.module or "")
-    return [base] if node.module else [f"{base}{alias.name}" for alias in node.names]
+    if node.module and base != "engine":
+        return [base]
+    return [f"{base.removesuffix('.')}.{alias.name}" for alias in node.names]
 
 
 def _top(module: str) -> str:
