@@ -65,7 +65,7 @@ HONEST = [
     "self.model.eval()\nself.table[0] = x\nself.count += 1\nreturn re.compile('a')",
     "for input, signal in x:\n    open = input\nreturn [open, signal]",
     "return getattr(self, 'q_norm', None) is None",
-    "class Node:\n    def __init__(self):\n        self.check = 1\n    def __lt__(self, other):\n        return True\nNode()",
+    "class Node:\n    def __init__(self):\n        self.check = 1\n    def __lt__(self, o):\n        return 1\nNode()",
     "raise ValueError(f'no {x.__class__.__name__}')",
     "print(x)\nrequest.status = 3",
 ]

@@ -193,7 +193,7 @@ def test_only_the_body_is_taken(book, room):
 
 
 def test_bodies_that_are_the_reference(book, room):
-    other = "def split(text):\n    'Mine.'\n    # mine\n    return (text.split() if keep_case\n    else text.lower().split())\n"
+    other = "def split(t):\n    'Mine.'\n    # me\n    return (text.split() if keep_case\n  else text.lower().split())"
     mine = "def count(words):\n    n: dict = {}\n    for w in words:\n        n[w] = n.get(w, 0) + 1\n    return n\n"
     room.student("a", {"split": other, "count": mine, "Index.top": "def top(self):\n    return 'y'\n"}, {})
     flags = {name: entry.flags for name, entry in found(book, room.folder / "a").items()}

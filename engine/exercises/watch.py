@@ -130,7 +130,10 @@ class Watcher:
     def _hint(self) -> None:
         """For the exercise that was saved last, otherwise for the first that is not written."""
         ex = next((ex for ex in self._exercises() if ex.name == self.current), None)
-        ex = ex or next((ex for ex in self._exercises() if not ex.written), self._exercises()[0])
+        ex = ex or next((ex for ex in self._exercises() if not ex.written), None)
+        if ex is None:
+            say("save an exercise first")
+            return
         try:
             say(hint(self.catalog, ex.name))
         except ValueError as error:
