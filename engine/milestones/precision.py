@@ -22,22 +22,51 @@ def choose_dtype(name: str, say) -> torch.dtype:
     return DTYPES[chosen]
 
 
+def stream_lengths(model, token_ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hidden states [T, hidden] before the LM head, and the lengths [L, T] of the residual stream after each layer."""
+    inner, lengths = model.model, []
+    after = [*inner.layers[1:], inner.norm]  # whose input is what the layer before has left
+    hooks = [m.register_forward_pre_hook(lambda _, args: lengths.append(args[0][0].norm(dim=-1))) for m in after]
+    try:
+        hidden = inner(torch.tensor([token_ids], device=model.lm_head.weight.device))[0]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return hidden, torch.stack(lengths)
+
+
+def margins_and_bounds(model, hidden, lengths, best, other, dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Leads [T] of the tokens best [T] over other [T] in float32, and how far rounding to dtype may move each [T].
+
+    hidden [T, hidden] and lengths [L, T]: as from `stream_lengths`, of the same model in float32.
+
+    In each layer a value is rounded 17 times, each time by at most u of itself (u: 2^-8 in bfloat16, 2^-11 in float16).
+    Errors that are as good as random add up like lengths at right angles (Higham and Mary, 2019), so layer l leaves an
+    error of sqrt(17) u |x_l| in the residual stream x_l, which carries it to the end. The final norm scales the stream,
+    and rounds twice itself. So the last hidden state h is off by e |h|, with
+
+        e = u sqrt(17 (|x_1|^2 + ... + |x_L|^2) / |x_L|^2 + 2)
+
+    In d dimensions an error of no special direction has 1/sqrt(d) of its length along w_a - w_b, the difference of two
+    rows of the LM head, so l_a - l_b moves by e rms(h) |w_a - w_b|. And each logit is itself rounded, by u of it:
+
+        bound = 4 e rms(h) |w_a - w_b| + u (|l_a| + |l_b|)          the 4 is for safety, as in chapter 17
+    """
+    u = torch.finfo(dtype).eps / 2
+    first, second = model.lm_head.weight[best], model.lm_head.weight[other]  # [T, hidden]
+    leader, follower = (first * hidden).sum(-1), (second * hidden).sum(-1)
+    error = u * (ROUNDINGS * (lengths / lengths[-1]).square().sum(0) + 2).sqrt()
+    rms = hidden.square().mean(-1).sqrt()
+    bound = 4 * error * rms * (first - second).norm(dim=-1) + u * (leader.abs() + follower.abs())
+    return leader - follower, bound
+
+
 class Gate:
     """Compares greedy outputs with the oracle's: equal in float32, equal up to near ties in a shorter type.
 
     model: the oracle, in float32, with the weights that are judged.  prompts: its inputs.  want: its outputs.
-
-    An engine in a shorter type may choose b where the oracle chose a only if rounding can close the gap between their
-    logits. How much that is: a value is rounded n = 17 L + 2 times on its way through a model of L layers, each time by
-    at most u of itself (u: 2^-8 in bfloat16, 2^-11 in float16). As errors that are as good as random, these add up to
-    sqrt(n) u (Higham and Mary, 2019), with 4 for safety, as in chapter 17. That is how long the error of the last
-    hidden state h is, against h. In d dimensions an error of no special direction has 1/sqrt(d) of its length along
-    w_a - w_b, the difference of the two rows of the LM head, so l_a - l_b moves by |w_a - w_b| rms(h) times that. And
-    each logit is rounded itself, by at most u of it:
-
-        bound = 4 sqrt(n) u rms(h) |w_a - w_b| + u (|l_a| + |l_b|)
-
-    What follows a difference has another context and is not compared.
+    In a shorter type an engine may choose another token where `margins_and_bounds` says that rounding explains it.
+    What follows has another context and is not compared.
     """
 
     def __init__(self, model, prompts: list[list[int]], want: list[list[int]], dtype: torch.dtype):
@@ -62,17 +91,12 @@ class Gate:
 
     @torch.inference_mode()
     def margin(self, request: int, place: int, token: int) -> tuple[float, float]:
-        """By how much the oracle prefers its own token at that place to `token`, and the bound above."""
+        """By how much the oracle prefers its own token at that place to `token`, and how far rounding may move that."""
         key = request, place, token
         if key not in self.margins:
             context = self.prompts[request] + self.want[request][:place]
-            device = next(self.model.parameters()).device
-            hidden = self.model.model(torch.tensor([context], device=device))[0, -1]  # [hidden]
-            pair = self.model.lm_head.weight[[self.want[request][place], token]]  # [2, hidden]
-            best, other = (pair @ hidden).tolist()
-            u = torch.finfo(self.dtype).eps / 2
-            n = ROUNDINGS * self.model.cfg.num_hidden_layers + 2
-            rms = hidden.square().mean().sqrt()
-            bound = 4 * n**0.5 * u * float(rms * (pair[0] - pair[1]).norm()) + u * (abs(best) + abs(other))
-            self.margins[key] = best - other, bound
+            hidden, lengths = stream_lengths(self.model, context)
+            pair = [torch.tensor([token], device=hidden.device) for token in (self.want[request][place], token)]
+            found = margins_and_bounds(self.model, hidden[-1:], lengths[:, -1:], *pair, self.dtype)
+            self.margins[key] = tuple(values.item() for values in found)
         return self.margins[key]
