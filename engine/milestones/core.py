@@ -16,6 +16,7 @@ from engine import kv_cache, sampling
 from engine.exercises import registry
 from engine.milestones.precision import Gate, choose_dtype
 from engine.milestones.workload import Work, get_model, prompts_from, shared_opening, shared_text
+from engine.serve.attention import get_backend
 from engine.serve.config import EngineConfig
 from engine.serve.engine import EngineCore
 from engine.serve.request import SamplingParams
@@ -98,6 +99,7 @@ def main(args) -> int:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    get_backend(args.backend or "auto")  # an unknown name is found now, not after the oracle has run
     if args.threads:
         torch.set_num_threads(args.threads)
     console = Console(stderr=True, width=None if sys.stderr.isatty() else 110)
@@ -132,7 +134,7 @@ def main(args) -> int:
                         return 1
     report(runs, console)
     if dtype != torch.float32:
-        report_ties(ties, dtype, args.requests, console)
+        report_ties(ties, dtype, len(work), console)
     if args.show:
         show(work, want, tokenizer)
     return 0

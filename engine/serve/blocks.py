@@ -177,7 +177,10 @@ class BlockManager:
         self.free_blocks.move_to_end(block, last=False)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every hash, after the weights changed, say. False and unchanged while any block is in use."""
+        """Forget every hash, after the weights changed, say. False and unchanged while any block is in use.
+
+        Copies on the host are not known here: EngineCore.reset_prefix_cache is the one to call.
+        """
         if self.num_free < self.num_blocks:
             return False
         self.cached.clear()

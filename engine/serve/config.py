@@ -1,4 +1,4 @@
-"""Every setting of the core, checked when it is made."""
+"""Every setting of the core."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ class EngineConfig:
     long_prefill_token_threshold: cap on one request's share of a step; 0 is off.
     policy: "fcfs", or "priority" (lower priority value first, then arrival).
     preemption_mode: "recompute" forgets the K/V, "swap" copies it to the host, at most swap_space_bytes of it.
-    attention_backend: a name of `get_backend`; "auto" takes the best for the device.
+    attention_backend: a name of `get_backend`; "auto" takes the fastest here.
     gpu_memory_utilization: share of a GPU's memory that weights, activations and pool may fill together.
     kv_cache_bytes: size of the pool where num_blocks is None; None: profiled on CUDA, 256 MiB elsewhere.
     seed: where the seeds of requests without one come from.
@@ -43,6 +43,11 @@ class EngineConfig:
         for name in ("num_blocks", "max_model_len", "kv_cache_bytes"):
             if getattr(self, name) is not None:
                 self._at_least(name, 1)
+        for name in ("enable_prefix_caching", "enable_chunked_prefill"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise ValueError(f"seed must be an integer, got {self.seed!r}")
         if self.policy not in ("fcfs", "priority"):
             raise ValueError(f"policy must be 'fcfs' or 'priority', got {self.policy!r}")
         if self.preemption_mode not in ("recompute", "swap"):

@@ -8,7 +8,7 @@ from engine.exercises import exercise, fill
 from engine.serve import logprobs
 from engine.serve.blocks import BlockManager
 from engine.serve.config import EngineConfig
-from engine.serve.request import Request, SamplingParams, Status  # noqa: F401  (Status: for check_stop)
+from engine.serve.request import Request, SamplingParams, Status, is_number, is_plain_key  # noqa: F401 (check_stop)
 from engine.serve.runner import ModelRunner
 from engine.serve.scheduler import Scheduler
 from engine.serve.sizing import block_bytes, num_pool_blocks
@@ -70,17 +70,23 @@ class EngineCore:
         """Queue a prompt (with params.n > 1: its n samples, under ids of their own with parent_id).
 
         ValueError, with the engine untouched: empty prompt, token outside the vocabulary, id in use, too long for
-        max_model_len or for the pool, parameters that do not fit the model.
+        max_model_len or for the pool, parameters that do not fit the model, a priority or arrival_time that is no
+        number, a cache_key that is no tuple of plain values.
         """
         params = SamplingParams() if params is None else params
         prompt_token_ids = list(prompt_token_ids)
         self._check(request_id, prompt_token_ids, params)
         if arrival_time is None:
             arrival_time = time.monotonic()
+        if type(cache_key) is not tuple or not is_plain_key(cache_key):
+            raise ValueError(f"request {request_id!r}: cache_key must be a tuple of plain values, got {cache_key!r}")
+        for name, value in (("priority", priority), ("arrival_time", arrival_time)):
+            if not is_number(value):
+                raise ValueError(f"request {request_id!r}: {name} must be a finite number, got {value!r}")
 
         def make(name, its_params):
             return Request(
-                name, prompt_token_ids, its_params, self.eos_token_id, priority, arrival_time, tuple(cache_key)
+                name, prompt_token_ids, its_params, self.eos_token_id, priority, arrival_time, cache_key
             )
 
         names = [request_id] if params.n == 1 else [f"{request_id}#{i}" for i in range(params.n)]
@@ -127,6 +133,10 @@ class EngineCore:
                 outputs.append(self._finished(request, []))
         return outputs
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached K/V, after the weights changed, say. False and unchanged while a request is unfinished."""
+        return not self.has_unfinished and self.blocks.reset_prefix_cache()
+
     @property
     def has_unfinished(self) -> bool:
         return self.scheduler.has_unfinished
@@ -154,7 +164,7 @@ class EngineCore:
     def step(self) -> list[RequestOutput]:
         """Plan, run and commit one step.  (Your engine: Chapter 31)
 
-        1. out = self.scheduler.schedule(). Nothing planned: return [].
+        1. out = self.scheduler.schedule(). Return [] if out.empty: nothing planned and nobody preempted.
         2. self.runner.swap(out), then sampled = self.runner.execute(out, self.blocks.block_tables): for each
            scheduled request the token ids of its sampled rows ([] in mid-prompt). If either raises anything,
            KeyboardInterrupt too: self.scheduler.undo(out, swapped_out=whether `swap` had returned), and raise it

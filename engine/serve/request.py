@@ -3,6 +3,7 @@
 import hashlib
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -44,7 +45,11 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
     def __post_init__(self):
+        if not isinstance(self.stop_token_ids, Iterable) or isinstance(self.stop_token_ids, (str, bytes)):
+            raise ValueError(f"stop_token_ids must be a tuple of ids, got {self.stop_token_ids!r}")
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        if not isinstance(self.ignore_eos, bool):
+            raise ValueError(f"ignore_eos must be True or False, got {self.ignore_eos!r}")
         for name, low in (("max_tokens", 1), ("top_k", 0), ("min_tokens", 0), ("n", 1)):
             value = getattr(self, name)
             if not _is_int(value) or value < low:
@@ -53,9 +58,9 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None and (not _is_int(value) or value < 0):
                 raise ValueError(f"{name} must be None or an integer of at least 0, got {value!r}")
-        if not (self.temperature >= 0 and math.isfinite(self.temperature)):
+        if not (is_number(self.temperature) and self.temperature >= 0):
             raise ValueError(f"temperature must be a number of at least 0, got {self.temperature!r}")
-        if not 0 < self.top_p <= 1:
+        if not (is_number(self.top_p) and 0 < self.top_p <= 1):
             raise ValueError(f"top_p must lie in (0, 1], got {self.top_p!r}")
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}")
@@ -70,6 +75,18 @@ class SamplingParams:
 
 def _is_int(value) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value) -> bool:
+    """A finite int or float."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_plain_key(value) -> bool:
+    """What a cache key may hold: None, bool, int, float, str, bytes, and tuples of them."""
+    if type(value) is tuple:
+        return all(map(is_plain_key, value))
+    return value is None or type(value) in (bool, int, float, str, bytes)
 
 
 def derive_seed(*parts: int) -> int:

@@ -56,6 +56,8 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, out: SchedulerOutput, block_tables) -> list[list[int]]:
         """One forward pass over the plan -> for each scheduled request the token ids sampled from its rows."""
+        if not out.scheduled:
+            return []
         times = [time.perf_counter()]
         batch = build_batch(out.scheduled, block_tables, self.config.block_size, self.model.device)
         times.append(time.perf_counter())

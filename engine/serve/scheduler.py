@@ -27,7 +27,8 @@ class SchedulerOutput:
 
     @property
     def empty(self) -> bool:
-        return not self.scheduled
+        """Nothing to compute and nothing to copy."""
+        return not self.scheduled and not self.preempted
 
     @property
     def num_tokens(self) -> int:

@@ -21,7 +21,12 @@ PLACES = {
     "in small chunks": {"max_num_batched_tokens": 5},
     "with the cap of long prefills": {"long_prefill_token_threshold": 3},
     "preempted, recomputed": {"num_blocks": 12, "block_size": 4},
-    "preempted, swapped": {"num_blocks": 12, "block_size": 4, "preemption_mode": "swap"},
+    "preempted, swapped": {
+        "num_blocks": 12,
+        "block_size": 4,
+        "preemption_mode": "swap",
+        "enable_prefix_caching": False,
+    },  # fmt: skip
     "without a prefix cache": {"enable_prefix_caching": False, "max_num_seqs": 2},
 }
 
@@ -102,7 +107,7 @@ def test_every_position_draws_anew():
 
 
 def test_the_sampler_draws_each_row_from_its_own_seed_and_position():
-    logits = torch.randn(6, VOCAB, generator=rng.torch("logits"))
+    logits = 6 * torch.randn(6, VOCAB, generator=rng.torch("logits"))
     requests = [Request(f"r{i}", [1], hot(i) if i % 2 else SamplingParams()) for i in range(6)]
     rows = [(request, i) for i, request in enumerate(requests)]
     together = SimpleSampler()(logits, rows)

@@ -93,7 +93,7 @@ request(
     name="min-over-max",
 )
 request(
-    "if not (self.temperature >= 0 and math.isfinite(self.temperature)):",
+    "if not (is_number(self.temperature) and self.temperature >= 0):",
     "if self.temperature < 0:",
     caught_by="test_impossible_sampling_parameters_are_refused",
     believes="NaN is not below 0, so it is fine",
@@ -153,10 +153,10 @@ runner(
 )
 runner(
     "(request, request.num_output_tokens + j)",
-    "(request, request.num_tokens + j)",
-    caught_by="test_logprobs_are_those_of_a_full_forward_pass",
-    believes="the position of a token is its place in the text",
-    name="position-in-the-whole-text",
+    "(request, j)",
+    caught_by="test_every_position_draws_anew",
+    believes="positions count from the rows of this step",
+    name="position-in-the-step",
 )
 
 logprobs(
