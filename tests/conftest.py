@@ -30,7 +30,7 @@ def pytest_addoption(parser):
     option("--only", action="append", default=[], metavar="NAME", help="run only the tests that grade this exercise")
     option("--grade-seed", type=int, default=0, metavar="N", help="draw other inputs (default 0)")
     option("--long", action="store_true", help="show tracebacks")
-    option("--grader", action="store_true", help="also run tests/test_grader.py: minutes")
+    option("--grader", action="store_true", help="also run the graders' own checks and class grading: minutes")
     option("--results", type=Path, metavar="FILE", help="write the counts and messages by exercise to FILE, as JSON")
 
 
@@ -47,9 +47,12 @@ def pytest_configure(config):
         option.reportchars = "E"  # the messages are short enough to stand once
 
 
+SLOW = ("test_grader", "test_class_grading", "test_class_sandbox")  # minutes: collected when named, or with --grader
+
+
 def pytest_ignore_collect(collection_path, config):
-    if collection_path.name == "test_grader.py" and not config.option.grader:
-        named = any("test_grader" in str(argument) for argument in config.invocation_params.args)
+    if collection_path.stem in SLOW and not config.option.grader:
+        named = any(collection_path.stem in str(argument) for argument in config.invocation_params.args)
         return None if named else True
     return None
 
