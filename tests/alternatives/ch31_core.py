@@ -197,7 +197,7 @@ alternative(
     source="""
     def step(self):
         out, done = self.scheduler.schedule(), []
-        if not out.scheduled:
+        if not out.scheduled and not out.preempted:
             return []
         try:
             self.runner.swap(out)

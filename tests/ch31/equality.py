@@ -200,11 +200,11 @@ def test_new_weights_need_a_reset_of_the_prefix_cache():
     prompt, params = workload()[0][5][0], SamplingParams(max_tokens=8)
     core.add_request("old", prompt, params)
     core.step()
-    expect(core.blocks.reset_prefix_cache() is False, "the cache was reset under a running request", see=CORRECT)
+    expect(core.reset_prefix_cache() is False, "the cache was reset under a running request", see=CORRECT)
     while core.has_unfinished:
         core.step()
     mine.load_state_dict(other.state_dict())
-    expect(core.blocks.reset_prefix_cache() is True, "an idle engine refused to reset its cache", see=CORRECT)
+    expect(core.reset_prefix_cache() is True, "an idle engine refused to reset its cache", see=CORRECT)
     (got,) = core.generate([prompt], params)
     (fresh,) = EngineCore(other, EngineConfig(num_blocks=64, block_size=8)).generate([prompt], params)
     expect_equal(got.output_token_ids, fresh.output_token_ids, "token {i} with the new weights", see=CORRECT)

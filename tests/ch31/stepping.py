@@ -182,6 +182,23 @@ def test_the_host_copies_of_a_resumed_request_are_given_up():
 
 
 @grades(step)
+@pytest.mark.parametrize("host_blocks", [None, 10])
+def test_a_step_that_only_preempts_is_a_step_too(host_blocks):
+    """Its drafts outgrow the pool, so the only request gives way to itself; its blocks are still to be copied."""
+    harness = Harness(num_blocks=4, host_blocks=host_blocks, enable_prefix_caching=False)
+    request = harness.add("r", tokens(rng("only preempts"), 7), max_tokens=9)
+    for _ in range(5):
+        harness.step()
+    before = harness.core.num_steps
+    request.spec_token_ids = [1] * 12
+    about = {"see": LOOP, "call": "step() whose plan has nothing but a preempted request"}
+    expect_equal(harness.core.step(), [], "outputs, entry {i}", **about)
+    got = (harness.core.num_steps - before, harness.core.num_preemptions)
+    expect_equal(got, (1, 1), "(steps, preemptions)[{i}] counted", "`out.empty` says whether there is a step", **about)
+    harness.drain()
+
+
+@grades(step)
 def test_a_plan_without_tokens_samples_nothing():
     """Everybody gone: the runner must not be asked for an empty batch."""
     harness = Harness()

@@ -266,3 +266,11 @@ mutant(
     believes="the host copies are freed when the request ends",
     name="keeps-host-copies-in-traffic",
 )
+mutant(
+    STEP,
+    "        if out.empty:\n",
+    "        if not out.scheduled:\n",
+    caught_by="test_a_step_that_only_preempts_is_a_step_too",
+    believes="nothing scheduled is nothing to do",
+    name="skips-a-step-of-copies",
+)
