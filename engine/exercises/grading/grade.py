@@ -94,6 +94,7 @@ class Class:
         if bad or result["ended"] != "finished" or result["errors"]:
             why = bad or "; ".join(result["errors"]) or f"{result['ended']} {result['output'][-300:]}"
             raise GradingStopped(f"the reference itself is not graded as right, so nobody is graded: {why}")
+        self.bench.may_change = sorted({name for record in records.values() for name in record["changed"]})
         graded = {test: r["graded"] for test, r in records.items() if r["graded"] and r["outcome"] == "passed"}
         self.graders = Graders(graded, limits_of({test: records[test]["cpu"] for test in graded}))
         blank = [ex.qualname for ex in self.exercises if not self.graders.of([ex.name])]

@@ -174,4 +174,5 @@ def _end_message(result: dict, ended: str) -> str:
     record = result["records"].get(ended)
     if record:
         return record["text"]
-    return f"{result['ended']}, in {ended.split('::')[-1] or 'no test'}; the other exercises were graded without it"
+    where = ended.partition("::")[2] or "no test"
+    return f"{result['ended']}, in {where}; the other exercises were graded without it"

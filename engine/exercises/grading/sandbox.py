@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 LAYERS = ("user", "namespaces", "files")
-PROCESSES, FILE_SIZE, OPEN_FILES = 64, 32 << 20, 256
+PROCESSES, FILE_SIZE, OPEN_FILES = 64, 8 << 20, 256
 SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/etc", "/opt", "/proc", "/sys", "/nix", "/dev/urandom")
 RESERVED = 301  # the least pid_max that the kernel takes
 FIRST_UID = 61_000  # of the unprivileged users, one for each job at a time
@@ -218,22 +218,23 @@ def interpreter() -> list[str]:
     return sorted(p for p in paths if p not in ("/", ""))
 
 
-def available() -> list[str]:
-    """The layers that work here, found by running something behind them."""
+def available(folder: Path) -> list[str]:
+    """The layers behind which Python runs and this folder can be entered, found by trying."""
     layers = [layer for layer in LAYERS if layer != "user" or os.geteuid() == 0]
     if sys.platform != "linux":
         return []
     for dropped in ((), ("user",), ("namespaces",), ("user", "namespaces"), ("files",), LAYERS):
         some = [layer for layer in layers if layer not in dropped]
-        if _works(some):
+        if _works(some, folder):
             return some
     return []
 
 
-def _works(layers: list[str]) -> bool:
+def _works(layers: list[str], folder: Path) -> bool:
     def probe() -> int:
         os.open(os.path.realpath(sys.executable), os.O_RDONLY)
         Path(ast_file).read_bytes()
+        os.stat(folder / ".")
         return 0
 
     import ast
@@ -244,7 +245,8 @@ def _works(layers: list[str]) -> bool:
         with contextlib.suppress(BaseException):
             for stream in (1, 2):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-            confined(probe, layers, 0, [*SYSTEM, *interpreter()], ["/dev/null"], cpu=10, memory=1 << 30)
+            readable = [*SYSTEM, *interpreter(), str(folder)]
+            confined(probe, layers, 0, readable, ["/dev/null"], cpu=10, memory=1 << 30)
         os._exit(1)
     return os.waitpid(pid, 0)[1] == 0
 
