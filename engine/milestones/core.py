@@ -15,7 +15,14 @@ from rich.table import Table
 from engine import kv_cache, sampling
 from engine.exercises import registry
 from engine.milestones.precision import Gate, choose_dtype
-from engine.milestones.workload import Work, get_model, prompts_from, shared_opening, shared_text
+from engine.milestones.workload import (
+    Work,
+    get_model,
+    prompts_from,
+    require_all_exercises,
+    shared_opening,
+    shared_text,
+)
 from engine.serve.attention import get_backend
 from engine.serve.config import EngineConfig
 from engine.serve.engine import EngineCore
@@ -104,8 +111,7 @@ def main(args) -> int:
         torch.set_num_threads(args.threads)
     console = Console(stderr=True, width=None if sys.stderr.isatty() else 110)
     console.print(registry.who_wrote(), highlight=False)
-    if missing := [ex.not_written for ex in registry.EXERCISES.values() if ex.source == "missing"]:
-        raise ValueError(f"{len(missing)} exercises have neither code nor answer here; the first: {missing[0]}")
+    require_all_exercises()
 
     dtype = choose_dtype(args.dtype, lambda line: console.print(line, highlight=False))
     model, tokenizer = get_model(args.model, args.width, args.seed, dtype)

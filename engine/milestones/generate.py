@@ -8,6 +8,7 @@ import torch
 
 from engine.exercises import registry
 from engine.milestones.precision import choose_dtype
+from engine.milestones.workload import require_all_exercises
 from engine.models.chat import chat_text
 from engine.models.known import resolve
 from engine.models.loading import load
@@ -75,6 +76,7 @@ def main(args) -> int:
     config = EngineConfig(attention_backend=args.backend or "auto", seed=args.seed)
     if args.threads:
         torch.set_num_threads(args.threads)
+    require_all_exercises()
     notes = [registry.who_wrote()]
     folder = resolve(args.model)
     model, tokenizer = load(folder, dtype=choose_dtype(args.dtype, notes.append))
