@@ -130,7 +130,7 @@ class _Reporter:
             self.record["outcome"] = "skipped"
 
     def _look_for_changes(self) -> None:
-        """Given functions that are not what they were. Some libraries replace their own, as the reference's run shows."""
+        """Given functions that are not what they were; some libraries replace their own, the reference shows which."""
         changed = [name for name, owner, key, value in self.given if owner.get(key) is not value]
         self.record["changed"] = changed
         if self.job["may_change"] is not None and (bad := set(changed) - set(self.job["may_change"])):
