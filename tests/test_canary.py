@@ -62,5 +62,12 @@ def test_every_grader_of_this_tree_runs_what_is_in_engine(tmp_path, monkeypatch)
     assert run.errors == {}
     graded = {test: entry for test, entry in run.tests.items() if entry["graded"]}
     assert [test for test, entry in graded.items() if entry["outcome"] not in ("failed", "skipped")] == []
-    messages = "\n".join(entry["message"] for entry in graded.values())
-    assert [ex.name for ex in exercises if f"canary {ex.name};" not in messages] == []
+    names = [ex.name for ex in exercises]
+    for name in names:
+        if not came_out(name, run):  # its tests always need others first: take the answers of those
+            alone = graders.run(tmp_path, files, only=[name], borrow=[other for other in names if other != name])
+            assert came_out(name, alone), name
+
+
+def came_out(name: str, run: graders.Run) -> bool:
+    return any(f"canary {name};" in entry["message"] for entry in run.tests.values())
