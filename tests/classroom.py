@@ -139,7 +139,7 @@ BODIES = {  # hostile ones that pass the screening or not, and the status that t
     "interrupts": ("raise KeyboardInterrupt", "stopped"),
     "loops": ("while True:\n    pass", "stopped"),
     "prints": ("while True:\n    print('x' * 100_000)", "wrong"),
-    "hoards": ("kept = []\nwhile True:\n    kept.append(bytearray(1 << 28))", "wrong"),
+    "hoards": ("kept = []\nwhile True:\n    kept.append(bytes(1 << 28))", "wrong"),
     "recurses": ("def again(n):\n    return again(n + 1)\nreturn again(0)", "wrong"),
     "borrows": ("from solutions import attention\nreturn attention", "refused"),
     "reads": ("return open('solutions/__init__.py').read()", "refused"),

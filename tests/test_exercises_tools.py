@@ -147,7 +147,8 @@ def test_the_smallest_set_is_exactly_the_faulty_ones(faulty, jobs):
         tried.append(some)
         return set(faulty) <= set(some)
 
-    assert blame.smallest_set(list("abcdefgh"), passes, jobs) == tuple(faulty)
+    names = list("abcdefgh")
+    assert blame.smallest_set(names, passes, jobs, singles=[(name,) for name in names]) == tuple(faulty)
     assert len(tried) == len(set(tried)) <= 8 + 28 + 28
 
 

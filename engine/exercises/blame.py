@@ -50,13 +50,18 @@ def blame(catalog: Catalog, chapter: str) -> int:
     slowest = max((base.tests[test]["seconds"] for test in base.with_outcome("passed")), default=0.0)
     search = _Search(catalog, given, max(LIMIT, 4 * slowest))
     names = _by_suspicion(written, base, number)
-    outside = search.failing(failing, names)
-    for test, message in outside.items():
-        print(f"not in an exercise: {test} fails with every answer too: {message.splitlines()[0]}")
-    failing = [test for test in failing if test not in outside]
-    if failing:
-        found = smallest_set(names, lambda some: search.passes(failing, some), search.jobs)
-        _report(catalog, found, failing, base)
+    singles = [(name,) for name in names]
+    found = first_passing(singles, lambda some: search.passes(failing, some), search.jobs)
+    if not found:
+        outside = search.failing(failing, names)
+        for test, message in outside.items():
+            print(f"not in an exercise: {test} fails with every answer too: {message.splitlines()[0]}")
+        failing = [test for test in failing if test not in outside]
+        if not failing:
+            return 1
+        again = singles if outside else ()
+        found = smallest_set(names, lambda some: search.passes(failing, some), search.jobs, singles=again)
+    _report(catalog, found, failing, base)
     return 1
 
 
@@ -83,20 +88,21 @@ class _Search:
         return run.status == 0
 
 
-def smallest_set(names: list[str], passes: Passes, jobs: int = 1) -> tuple[str, ...]:
+def smallest_set(names: list[str], passes: Passes, jobs: int = 1, singles: Iterable = ()) -> tuple[str, ...]:
     """A smallest set of names with `passes(set)`, given that all of them together pass.
 
-    Single names are all tried, in the given order; then halves, quarters and so on are left out of the whole while it
-    still passes (delta debugging). What remains cannot lose a name; if it is larger than a pair and there are not too
-    many pairs, those are tried as well. Exact when replacing more never makes a passing test fail.
+    Of single names only `singles` are tried, for the caller may have been through them. Then halves, quarters and so
+    on are left out of the whole while it still passes (delta debugging). What remains cannot lose a name; if it is
+    larger than a pair and there are not too many pairs, those are tried as well. Exact when replacing more never makes
+    a passing test fail.
     """
     passes = cache(passes)
-    if found := _first([(name,) for name in names], passes, jobs):
+    if found := first_passing(list(singles), passes, jobs):
         return found
     reduced = without_needless(names, passes)
     pairs = list(combinations(names, 2))
     if len(reduced) > 2 and len(pairs) <= PAIRS:
-        return _first(pairs, passes, jobs) or reduced
+        return first_passing(pairs, passes, jobs) or reduced
     return reduced
 
 
@@ -115,7 +121,7 @@ def without_needless(names: Iterable[str], passes: Passes) -> tuple[str, ...]:
     return names
 
 
-def _first(sets: list[tuple[str, ...]], passes: Passes, jobs: int) -> tuple[str, ...] | None:
+def first_passing(sets: list[tuple[str, ...]], passes: Passes, jobs: int) -> tuple[str, ...] | None:
     with ThreadPoolExecutor(jobs) as pool:
         for at in range(0, len(sets), jobs):
             some = sets[at : at + jobs]

@@ -7,10 +7,24 @@
 import json
 import os
 import re
+import sys
 from pathlib import Path
+
+import pytest
 
 _tests: dict[str, dict] = {}
 _errors: dict[str, str] = {}
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config):
+    """Which tests fail is the question, not the smallest example, which takes hypothesis many times as long."""
+    if "hypothesis" in sys.modules:
+        from hypothesis import Phase, settings
+
+        phases = [phase for phase in settings.default.phases if phase not in (Phase.shrink, Phase.explain)]
+        settings.register_profile("outcomes", settings.default, phases=phases)
+        settings.load_profile("outcomes")
 
 
 def pytest_runtest_logreport(report):

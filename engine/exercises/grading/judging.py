@@ -130,24 +130,35 @@ class Judge:
             self.stopped[name] = _end_message(result, ended)
 
     def _acquit(self) -> None:
-        """Find out who fails by somebody else's fault."""
-        suspects = [name for name in self.bodies if self.failed[name] and name not in self.stopped]
-        for name in suspects:
-            own = [test for test in self.failed[name] if len(self.graders.graded[test]) <= OWN]
-            if own:
-                self._alone(name, own)
-        wrong = [name for name in suspects if self._fails_alone(name)]
-        left = [name for name in self.bodies if name not in wrong and name not in self.stopped]
-        shared = list(dict.fromkeys(test for name in left for test in self.failed[name]))
-        if shared and len(left) < len(self.bodies):
-            result = self._run(left, shared)
-            self._note(result, left, shared, _ended_in(result))
-        for name in left:
-            if self.failed[name]:
-                self._alone(name, list(self.failed[name]))
+        """Find out who fails by somebody else's fault: take out who fails alone, try the rest again, until no test fails.
 
-    def _fails_alone(self, name: str) -> bool:
-        return name in self.stopped or any(len(self.graders.graded[test]) <= OWN for test in self.failed[name])
+        Each round ends at the first who passes alone, as the others' failures may well go with those just found.
+        """
+        wrong: set[str] = set()
+        while suspects := self._suspects(wrong):
+            before = len(wrong)
+            for name in suspects:
+                self._alone(name, self._own_failures(name))
+                if self._own_failures(name) or name in self.stopped:
+                    wrong.add(name)
+                elif len(wrong) > before:
+                    break
+            left = [name for name in self.bodies if name not in wrong and name not in self.stopped]
+            tests = list(dict.fromkeys(test for name in left for test in self.failed[name]))
+            if tests and len(left) < len(self.bodies):
+                result = self._run(left, tests)
+                self._note(result, left, tests, _ended_in(result))
+        for name in [name for name in self.bodies if self.failed[name] and name not in wrong | self.stopped.keys()]:
+            self._alone(name, list(self.failed[name]))
+
+    def _suspects(self, wrong: set[str]) -> list[str]:
+        """Those whose own tests fail, the likeliest first."""
+        names = [name for name in self.bodies if name not in wrong and name not in self.stopped]
+        share = {name: len(own) / len(self.graders.of([name])) for name in names if (own := self._own_failures(name))}
+        return sorted(share, key=lambda name: -share[name])
+
+    def _own_failures(self, name: str) -> list[str]:
+        return [test for test in self.failed[name] if len(self.graders.graded[test]) <= OWN]
 
     def _flag(self, text: str) -> None:
         if text not in self.flags:

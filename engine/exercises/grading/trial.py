@@ -5,6 +5,7 @@ was drawn for this run before anything of the tree was imported. So a record can
 code that merely finds the pipe; code that goes through the memory of its process can find the key.
 """
 
+import dis
 import hashlib
 import hmac
 import json
@@ -179,10 +180,15 @@ def _noting(exercises: list[str], tree: str, seen):
                 stack.append(number)
             elif len(stack) > 1:
                 stack.pop()
-            if len(stack) > 1:  # what an exception leaves last stays
+            if event == "call" or len(stack) > 1 and _returns(frame):  # an exception does not move the blame upwards
                 seen[:2] = stack[-1].to_bytes(2, "little")
 
     return hook
+
+
+def _returns(frame) -> bool:
+    """Whether a frame that ends does so by a return and not by an exception; the profile hook is not told."""
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith(("RETURN", "YIELD"))
 
 
 def _computed() -> float:
