@@ -19,6 +19,7 @@ from tests.sources import uses_hypothesis
 from tests.verdicts import DidNotFinish, judge, not_written, unwritten
 
 PATIENCE = 10
+SHRINKING = 5  # seconds: a smaller example is not worth more of a reader's time
 pytest.register_assert_rewrite(*(f"tests.{folder.name}" for folder in (ROOT / "tests").glob("ch[0-9]*/")))
 BOARD = pytest.StashKey[Scoreboard]()
 
@@ -60,9 +61,12 @@ def pytest_ignore_collect(collection_path, config):
 def pytest_pycollect_makemodule(module_path, parent):
     """Examples depend on the grade seed and on nothing that earlier runs left behind."""
     if uses_hypothesis(module_path):  # importing it takes a second that the other files need not spend
-        from hypothesis import core, settings
+        from hypothesis import Phase, core, settings
+        from hypothesis.internal.conjecture import engine
 
-        settings.register_profile("grading", deadline=None, database=None, print_blob=False)
+        engine.MAX_SHRINKING_SECONDS = SHRINKING  # hypothesis has no setting for it
+        phases = [phase for phase in Phase if phase != Phase.explain]
+        settings.register_profile("grading", deadline=None, database=None, print_blob=False, phases=phases)
         settings.load_profile("grading")
         if core.global_force_seed is None:  # no --hypothesis-seed
             core.global_force_seed = parent.config.option.grade_seed
@@ -104,6 +108,8 @@ def pytest_runtest_setup(item):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     _stop_timer(item)
+    if not item.config.option.long:
+        vars(item).pop("hypothesis_report_information", None)  # how the search went; what failed is in the verdict
     report = yield
     graded = graded_by(item)
     report.graded, report.verdict = graded, None

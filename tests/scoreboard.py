@@ -15,7 +15,7 @@ class Score:
     passed: int = 0
     failed: int = 0
     not_written: int = 0
-    waiting: int = 0  # tests that cannot run before another exercise is written
+    waiting: int = 0  # tests that say nothing before another exercise is written or mended
     messages: list[str] = field(default_factory=list)
 
 
@@ -33,7 +33,8 @@ class Scoreboard:
 
     def scores(self) -> dict[str, tuple[Exercise, Score]]:
         scores: dict[str, tuple[Exercise, Score]] = {}
-        for graded, verdict in self.tests.values():
+        blamed = self._blamed()
+        for test, (graded, verdict) in self.tests.items():
             blank = verdict.exercises if verdict and verdict.kind == "not written" else []
             for ex in dict.fromkeys([*(e.name for e in graded), *(e.name for e in blank)]):
                 owner = next(e for e in [*graded, *blank] if e.name == ex)
@@ -42,14 +43,28 @@ class Scoreboard:
                 score = scores.setdefault(ex, (owner, Score()))[1]
                 if verdict is None:
                     score.passed += 1
-                elif not blank and (owner in verdict.exercises or not verdict.exercises):
-                    score.failed += 1  # one slip counts once where the traceback tells whose it is
+                elif owner.name in blamed.get(test, ()):
+                    score.failed += 1
                     score.messages.append(verdict.text)
                 elif owner in blank:
                     score.not_written += 1
                 else:
                     score.waiting += 1
         return dict(sorted(scores.items(), key=lambda pair: (pair[1][0].chapter, pair[1][0].module, pair[1][0].line)))
+
+    def _blamed(self) -> dict[str, set[str]]:
+        """The exercises that each failing test counts against, so that one slip counts once.
+
+        Those that the traceback names; else those of its own that a narrower test found wrong; else all of its own.
+        """
+        failing = [(test, graded, v) for test, (graded, v) in self.tests.items() if v and v.kind != "not written"]
+        blamed: dict[str, set[str]] = {}
+        wrong: set[str] = set()
+        for test, graded, verdict in sorted(failing, key=lambda entry: len(entry[1])):
+            names = {ex.name for ex in verdict.exercises or graded}
+            blamed[test] = names & wrong or names
+            wrong |= blamed[test]
+        return blamed
 
     def write(self, path: Path) -> None:
         """{"engine.serve.blocks.hash_block": {"passed": 3, "failed": 1, "not_written": 0, "messages": […], …}}"""
@@ -72,10 +87,12 @@ class Scoreboard:
         ex, catalog = (wrong or blank)[0], Catalog(ROOT)
         name = catalog.short(ex)
         files = sorted({test.split("::")[0] for test, (graded, _) in self.tests.items() if ex in graded})
+        several = f"      several are wrong: python run.py blame {ex.chapter} looks for the cause"
         return [
             "",
             f"next: {'mend' if wrong else 'write'} {ex.where} {ex.qualname}   read {catalog.link(ex)}",
             f"      python run.py hint {name}   then   {' '.join(['pytest', *files])} --only {name}",
+            *([several] if len(wrong) > 1 else []),
         ]
 
 
@@ -89,4 +106,3 @@ def _table(scores) -> list[str]:
 
 def _blank(scores) -> list[str]:
     return [f"{ex.not_written}   {s.not_written} test{'s' * (s.not_written > 1)}" for ex, s in scores if s.not_written]
-

@@ -4,7 +4,10 @@ import json
 
 import pytest
 
+from engine.exercises.registry import Exercise
+from tests.scoreboard import Scoreboard
 from tests.small_tree import SOLUTIONS, TESTS, Tree
+from tests.verdicts import Verdict
 
 WRONG_SUM = """
 def row_starts(counts):
@@ -41,6 +44,19 @@ def test_the_reference_is_green_and_quiet(tree):
     results = json.loads((tree.root / "r.json").read_text())
     ok = {"passed": 3, "failed": 0, "not_written": 0, "waiting": 0, "messages": []}
     assert results["engine.rows.row_starts"] == ok
+
+
+def test_a_slip_counts_once():
+    """A test of the whole engine counts against the exercise that a narrower test found wrong, or against all."""
+    written = {"path": "engine/x.py", "line": 1, "written": True, "source": "yours"}
+    takes, gives, names = (Exercise(99, name, "engine.x", name, **written) for name in ("take", "give", "name"))
+    board = Scoreboard()
+    board.add("whole", [takes, gives, names], Verdict("wrong", "the text differs"))
+    assert [score.failed for _, score in board.scores().values()] == [1, 1, 1]
+    board.add("pair", [takes, gives], Verdict("wrong", "a block is lost"))
+    board.add("narrow", [gives], Verdict("wrong", "a block is given twice"))
+    counts = {ex.qualname: (score.failed, score.waiting) for ex, score in board.scores().values()}
+    assert counts == {"take": (0, 2), "give": (3, 0), "name": (0, 1)}
 
 
 def test_one_written_exercise_turns_exactly_its_tests_green(tree):

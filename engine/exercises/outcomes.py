@@ -10,20 +10,16 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
-
 _tests: dict[str, dict] = {}
 _errors: dict[str, str] = {}
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_configure(config):
-    """Which tests fail is the question, not the smallest example, which takes hypothesis many times as long."""
+def pytest_pycollect_makemodule():
+    """After conftest.py's: which tests fail is the question, not the smallest example, which takes far longer."""
     if "hypothesis" in sys.modules:
         from hypothesis import Phase, settings
 
-        phases = [phase for phase in settings.default.phases if phase not in (Phase.shrink, Phase.explain)]
-        settings.register_profile("outcomes", settings.default, phases=phases)
+        settings.register_profile("outcomes", settings(), phases=(Phase.explicit, Phase.generate))
         settings.load_profile("outcomes")
 
 

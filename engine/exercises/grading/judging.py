@@ -130,7 +130,7 @@ class Judge:
             self.stopped[name] = _end_message(result, ended)
 
     def _acquit(self) -> None:
-        """Find out who fails by somebody else's fault: take out who fails alone, try the rest again, until no test fails.
+        """Find out who fails by somebody else's fault: take out who fails alone, try the rest again.
 
         Each round ends at the first who passes alone, as the others' failures may well go with those just found.
         """
