@@ -143,7 +143,7 @@ alternative(
 )
 alternative(
     "decode_kernel",
-    name="two-passes-without-dot",
+    name="without-dot",
     source=f"""
         def decode_kernel({SIGNATURE}):
             r, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -156,32 +156,31 @@ alternative(
                 start = tl.maximum(end - WINDOW, 0)
             base_tile = start // TILE
             share = tl.cdiv(tl.cdiv(end, TILE) - base_tile, SPLITS)
-            d, t = tl.arange(0, COLS), tl.arange(0, TILE)
-            for g in range(GROUP):
-                head = (row * KV_HEADS + kv_head) * GROUP + g
-                x = tl.load(q + head * WIDTH + d, mask=d < WIDTH, other=0.0).to(tl.float32)
-                top = float("-inf")
-                total = 0.0
-                acc = tl.zeros([COLS], tl.float32)
-                for i in range(share):
-                    p = (base_tile + split * share + i) * TILE + t
-                    ok = (p >= start) & (p < end)
-                    block = tl.load(block_table + r * table_stride + p // BLOCK, mask=ok, other=0).to(tl.int64)
-                    where = (((block * BLOCK + p % BLOCK) * KV_HEADS + kv_head) * WIDTH)[:, None] + d[None, :]
-                    loaded = ok[:, None] & (d < WIDTH)[None, :]
-                    keys = tl.load(k_cache + where, mask=loaded, other=0.0).to(tl.float32)
-                    s = tl.where(ok, tl.sum(keys * x[None, :], 1) * scale, float("-inf"))
-                    more = tl.maximum(top, tl.max(s, 0))
-                    base = tl.where(more > float("-inf"), more, 0.0)
-                    w = tl.exp(s - base)
-                    values = tl.load(v_cache + where, mask=loaded, other=0.0).to(tl.float32)
-                    total = total * tl.exp(top - base) + tl.sum(w, 0)
-                    acc = acc * tl.exp(top - base) + tl.sum(w[:, None] * values, 0)
-                    top = more
-                place = head * SPLITS + split
-                divisor = tl.where(total > 0, total, 1.0)
-                tl.store(lses + place, tl.where(total > 0, top + tl.log(divisor), float("-inf")))
-                tl.store(outs + place * WIDTH + d, acc / divisor, mask=d < WIDTH)
+            g, d, t = tl.arange(0, ROWS), tl.arange(0, COLS), tl.arange(0, TILE)
+            head = (row * KV_HEADS + kv_head) * GROUP + g
+            real = (g < GROUP)[:, None] & (d < WIDTH)[None, :]
+            x = tl.load(q + head[:, None] * WIDTH + d[None, :], mask=real, other=0.0).to(tl.float32)
+            top = tl.full([ROWS], -1e30, tl.float32)  # finite: no -inf - -inf
+            total, acc = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, COLS], tl.float32)
+            for i in range(share):
+                p = (base_tile + split * share + i) * TILE + t
+                ok = (p >= start) & (p < end)
+                block = tl.load(block_table + r * table_stride + p // BLOCK, mask=ok, other=0).to(tl.int64)
+                where = (((block * BLOCK + p % BLOCK) * KV_HEADS + kv_head) * WIDTH)[:, None] + d[None, :]
+                loaded = ok[:, None] & (d < WIDTH)[None, :]
+                keys = tl.load(k_cache + where, mask=loaded, other=0.0).to(tl.float32)
+                s = tl.sum(x[:, None, :] * keys[None, :, :], 2) * scale
+                s = tl.where(ok[None, :], s, float("-inf"))
+                more = tl.maximum(top, tl.max(s, 1))
+                w = tl.exp(s - more[:, None])
+                values = tl.load(v_cache + where, mask=loaded, other=0.0).to(tl.float32)
+                total = total * tl.exp(top - more) + tl.sum(w, 1)
+                acc = acc * tl.exp(top - more)[:, None] + tl.sum(w[:, :, None] * values[None, :, :], 1)
+                top = more
+            place = head * SPLITS + split
+            some = tl.where(total > 0, total, 1.0)
+            tl.store(lses + place, tl.where(total > 0, top + tl.log(some), float("-inf")), mask=g < GROUP)
+            tl.store(outs + place[:, None] * WIDTH + d[None, :], acc / some[:, None], mask=real)
     """,
 )
 alternative(
@@ -198,7 +197,8 @@ alternative(
                 for s in range(SPLITS):
                     lse = tl.load(lses + first + s)
                     more = tl.maximum(top, lse)
-                    part = tl.load(outs + (first + s) * WIDTH + d, (d < WIDTH) & (lse > float("-inf")), 0.0)
+                    part = tl.load(outs + (first + s) * WIDTH + d, d < WIDTH, 0.0)
+                    part = tl.where(lse > float("-inf"), part, 0.0)
                     total = total * tl.exp(top - more) + tl.exp(lse - more)
                     acc = acc * tl.exp(top - more) + part * tl.exp(lse - more)
                     top = more
