@@ -13,6 +13,7 @@ A book that is also an engine: you write a modern LLM inference engine, chapter 
 What you have not written yet is borrowed from solutions/, so the whole always runs.
 
   python run.py core --requests 16    the milestone of chapter 31: one core for every request, measured and checked
+  python run.py kernels               the milestone of chapter 32: attention backends beside what memory allows
   python run.py generate --prompt "In the beginning"      text from a model, through that core
   python run.py models                the models it knows, and the command that brings each
   python run.py doctor                is this machine set up?
@@ -153,6 +154,13 @@ def cmd_core(args) -> int:
     return core.main(args)
 
 
+def cmd_kernels(args) -> int:
+    choose_code(args)
+    from engine.milestones.kernels import main as run_kernels
+
+    return run_kernels(args)
+
+
 def choose_code(args) -> None:
     """Say whose code runs; must come before anything of the engine is imported."""
     from engine.exercises.catalog import Catalog
@@ -222,6 +230,12 @@ def parser() -> Parser:
     core.add_argument("--prompts", metavar="FILE", help="one prompt a line; needs a model with a tokenizer")
     core.add_argument("--show", action="store_true", help="print the texts, to stderr")
     core.add_argument("--repeat", type=int, default=1, metavar="K", help="medians of K runs")
+
+    kernels = add("kernels", cmd_kernels, "attention backends beside what memory allows (chapter 32)")
+    add_impl(kernels, default="solution")
+    kernels.add_argument("--backend", action="append", metavar="NAME", help="only this one; may be given several times")
+    kernels.add_argument("--repeat", type=int, default=5, metavar="K", help="medians of K runs, default 5")
+    kernels.add_argument("--threads", type=int, metavar="N", help="CPU threads")
 
     generate = add("generate", cmd_generate, "continue prompts, or answer them with --chat")
     add_impl(generate, default="solution")

@@ -146,7 +146,9 @@ def test_registry_and_catalog_agree():
 
 @each_exercise
 def test_fill_is_the_last_line_of_the_module(ex):
-    assert ast.unparse(Source.read(Path(ex.path)).tree.body[-1]) == "fill(__name__)"
+    """Of a module of kernels the last but one: `jit` makes kernels of what `fill` chose."""
+    *_, before, last = map(ast.unparse, Source.read(Path(ex.path)).tree.body)
+    assert "fill(__name__)" in (last, before) and ("= jit(" in last or "= (jit(" in last or last == "fill(__name__)")
 
 
 BOTH_ORDERS = """
@@ -162,7 +164,8 @@ for module in modules:
             engine = importlib.import_module(module)
             for ex in EXERCISES.values():
                 if ex.module == module:
-                    path = _find(engine, ex.qualname).__code__.co_filename
+                    function = _find(engine, ex.qualname)
+                    path = getattr(function, "fn", function).__code__.co_filename  # .fn: of a Triton kernel
                     assert ex.source == "reference" and f"{os.sep}solutions{os.sep}" in path, (ex.name, first, path)
             sys.stdout.flush()
             os._exit(0)

@@ -3,6 +3,8 @@
 A backend is a small class: `allocate` makes one layer's cache, `write` stores a step's K and V, `forward` attends.
 """
 
+import os
+from importlib.util import find_spec
 from pkgutil import resolve_name
 
 import torch
@@ -65,15 +67,31 @@ class ReferenceBackend(PoolBackend):
 BACKENDS = {
     "reference": "engine.serve.attention:ReferenceBackend",
     "sdpa": "engine.serve.sdpa:SdpaBackend",
+    "triton": "engine.serve.paged:TritonBackend",
 }
 
 
 def get_backend(name: str) -> PoolBackend:
-    """The attention backend of that name; "auto" takes the fastest here. ValueError lists the known names."""
-    known = {**BACKENDS, "auto": BACKENDS["sdpa"]}
-    if name not in known:
-        raise ValueError(f"unknown attention backend {name!r}; known: {', '.join(sorted(known))}")
-    return resolve_name(known[name])()
+    """The attention backend of that name; "auto" takes the fastest here.
+
+    ValueError lists the known names, or says what "triton" lacks on this machine.
+    """
+    if name == "auto":
+        name = "triton" if torch.cuda.is_available() and not _triton_lacks() else "sdpa"
+    if name not in BACKENDS:
+        raise ValueError(f"unknown attention backend {name!r}; known: {', '.join(sorted((*BACKENDS, 'auto')))}")
+    if name == "triton" and (lack := _triton_lacks()):
+        raise ValueError(f"attention backend 'triton' {lack}; 'sdpa' runs everywhere")
+    return resolve_name(BACKENDS[name])()
+
+
+def _triton_lacks() -> str:
+    """What keeps Triton's kernels from running here, "" if nothing does."""
+    if not find_spec("triton"):
+        return "needs the package triton, which exists for Linux"
+    if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+        return "needs a CUDA device, or TRITON_INTERPRET=1 to be interpreted on the CPU, which takes minutes"
+    return ""
 
 
 fill(__name__)

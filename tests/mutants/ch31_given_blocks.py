@@ -118,7 +118,7 @@ scaffold_mutant(
 )
 scaffold_mutant(
     "engine/serve/attention.py",
-    "known: {', '.join(sorted(known))}",
+    "known: {', '.join(sorted((*BACKENDS, 'auto')))}",
     "known: {', '.join(sorted(BACKENDS))}",
     caught_by="test_backends_are_known_by_name",
     believes="auto needs no mention",

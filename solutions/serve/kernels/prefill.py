@@ -1,0 +1,57 @@
+import triton.language as tl
+
+
+def prefill_kernel(
+    q, k_cache, v_cache, out, query_start_loc, seq_lens, block_table, num_reqs, table_stride, scale,
+    WINDOW: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, QUERIES: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    number, kv_head = tl.program_id(0), tl.program_id(1)
+    r, beyond = 0, num_reqs  # the tiles of r begin at or before number, those of beyond after it
+    while beyond - r > 1:
+        middle = (r + beyond) // 2
+        if tl.load(query_start_loc + middle) // QUERIES + middle <= number:
+            r = middle
+        else:
+            beyond = middle
+    start = tl.load(query_start_loc + r)
+    count = tl.load(query_start_loc + r + 1) - start
+    first_row = (number - start // QUERIES - r) * QUERIES
+    if (first_row >= count) | (count == 1):
+        return
+
+    m, d, t = tl.arange(0, QUERIES * PADDED), tl.arange(0, COLS), tl.arange(0, TILE)
+    row, head = first_row + m // PADDED, m % PADDED  # of the request; of the group
+    before = tl.load(seq_lens + r) - count  # tokens of the context before the first row
+    real = ((row < count) & (head < GROUP))[:, None] & (d[None, :] < WIDTH)
+    place = ((start + row).to(tl.int64) * KV_HEADS + kv_head) * GROUP + head
+    queries = tl.load(q + place[:, None] * WIDTH + d[None, :], mask=real, other=0.0)  # [M, COLS]
+
+    end = before + tl.minimum(first_row + QUERIES, count)  # no row of the program sees a key from here on
+    begin_tile = 0
+    if WINDOW > 0:
+        begin_tile = tl.maximum(before + first_row - WINDOW + 1, 0) // TILE
+    largest = tl.full([QUERIES * PADDED], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES * PADDED], tl.float32)
+    acc = tl.zeros([QUERIES * PADDED, COLS], tl.float32)
+    for tile in range(begin_tile, tl.cdiv(end, TILE)):
+        position = tile * TILE + t
+        block = tl.load(block_table + r * table_stride + position // BLOCK, mask=position < end, other=0).to(tl.int64)
+        offset = ((block * BLOCK + position % BLOCK) * KV_HEADS + kv_head) * WIDTH  # [TILE]
+        loaded = (position < end)[:, None] & (d[None, :] < WIDTH)
+        k = tl.load(k_cache + offset[:, None] + d[None, :], mask=loaded, other=0.0).to(queries.dtype)  # [TILE, COLS]
+        seen = position[None, :] <= before + row[:, None]  # [M, TILE]
+        if WINDOW > 0:
+            seen = seen & (position[None, :] > before + row[:, None] - WINDOW)
+        scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
+        scores = tl.where(seen, scores, float("-inf"))
+        new = tl.maximum(largest, tl.max(scores, 1))
+        base = tl.where(new > float("-inf"), new, 0.0)  # a row may see nothing of the first tiles
+        shrink = tl.exp(largest - base)
+        weights = tl.exp(scores - base[:, None])
+        v = tl.load(v_cache + offset[:, None] + d[None, :], mask=loaded, other=0.0).to(queries.dtype)
+        total = total * shrink + tl.sum(weights, 1)
+        acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        largest = new
+    acc = acc / tl.where(total > 0, total, 1.0)[:, None]
+    tl.store(out + place[:, None] * WIDTH + d[None, :], acc.to(out.dtype.element_ty), mask=real)
