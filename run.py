@@ -176,17 +176,9 @@ def choose_cache(args) -> None:
         os.environ["MODEL_CACHE"] = args.cache
 
 
-def add_cache(command) -> None:
-    help = "where converted models are kept; also the variable MODEL_CACHE; default: the user's cache folder"
-    command.add_argument("--cache", metavar="DIR", help=help)
-
-
-def add_impl(command, default: str) -> None:
-    command.add_argument("--impl", choices=("engine", "solution"), default=default, help=f"default {default}")
-    command.add_argument("--borrow", action="append", default=[], metavar="NAME", help="not your NAME but the answer")
-
-
 def parser() -> Parser:
+    from engine.milestones import options
+
     top = Parser(prog="run.py", description="Without a command: an overview.", allow_abbrev=False)
     top.set_defaults(traceback=False)
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
@@ -221,56 +213,16 @@ def parser() -> Parser:
     grade.add_argument("--seed", type=int, metavar="N", help="of the tests' inputs; default: another one each time")
     add("doctor", cmd_doctor, "check versions, threads, GPU, Triton, weights")
 
-    core = add("core", cmd_core, "slots against the core: same tokens, measured (chapter 31)")
-    add_impl(core, default="solution")
-    core.add_argument("--requests", type=int, default=16, metavar="N", help="default 16")
-    core.add_argument("--max-tokens", type=int, metavar="N", help="output tokens of a request")
-    add_model(core, "tiny, smollm2, random, or a folder with a Qwen3 or Llama (default tiny)")
-    core.add_argument("--width", type=int, metavar="N", help="hidden size of the random model")
-    core.add_argument("--prompts", metavar="FILE", help="one prompt a line; needs a model with a tokenizer")
-    core.add_argument("--show", action="store_true", help="print the texts, to stderr")
-    core.add_argument("--repeat", type=int, default=1, metavar="K", help="medians of K runs")
-
-    kernels = add("kernels", cmd_kernels, "attention backends beside what memory allows (chapter 32)")
-    add_impl(kernels, default="solution")
-    kernels.add_argument("--backend", action="append", metavar="NAME", help="only this one; may be given several times")
-    kernels.add_argument("--repeat", type=int, default=5, metavar="K", help="medians of K runs, default 5")
-    kernels.add_argument("--threads", type=int, metavar="N", help="CPU threads")
-
-    generate = add("generate", cmd_generate, "continue prompts, or answer them with --chat")
-    add_impl(generate, default="solution")
-    add_model(generate, "tiny, smollm2, or a folder with a Qwen3 or Llama (default tiny)")
-    generate.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="may be given several times")
-    generate.add_argument("--chat", action="store_true", help="a prompt is a message to a chat model")
-    generate.add_argument("--max-tokens", type=int, default=128, metavar="N", help="new tokens at most, default 128")
-    generate.add_argument(
-        "--temperature", type=float, default=0.7, metavar="T", help="default 0.7; 0: the likeliest token"
-    )
-    generate.add_argument("--top-k", type=int, default=0, metavar="K", help="draw from the K likeliest; 0: off")
-    generate.add_argument("--top-p", type=float, default=1.0, metavar="P", help="draw from a share P; 1: off")
-    generate.add_argument("--n", type=int, default=1, metavar="N", help="samples of each prompt")
-    generate.add_argument("--ignore-eos", action="store_true", help="go on where the model would stop")
-    generate.add_argument(
-        "--stream", action=argparse.BooleanOptionalAction, help="text as it comes; default on a terminal"
-    )
+    options.core(add("core", cmd_core, "slots against the core: same tokens, measured (chapter 31)"))
+    options.kernels(add("kernels", cmd_kernels, "attention backends beside what memory allows (chapter 32)"))
+    options.generate(add("generate", cmd_generate, "continue prompts, or answer them with --chat"))
 
     models = add("models", cmd_models, "the known models, and the command that brings each")
     get = add("get", cmd_get, "install a model into this Python environment")
     get.add_argument("name")
     for command in (models, get):
-        add_cache(command)
+        options.add_cache(command)
     return top
-
-
-def add_model(command, help: str) -> None:
-    """What every command has that runs a model."""
-    command.add_argument("--model", default="tiny", metavar="NAME|DIR", help=help)
-    dtypes = ("float32", "bfloat16", "float16", "auto")
-    command.add_argument("--dtype", choices=dtypes, default="float32", help="default float32; auto measures")
-    command.add_argument("--backend", metavar="NAME", help="attention backend")
-    command.add_argument("--seed", type=int, default=0, metavar="N", help="default 0")
-    command.add_argument("--threads", type=int, metavar="N", help="CPU threads")
-    add_cache(command)
 
 
 def main(argv: list[str] | None = None) -> int:

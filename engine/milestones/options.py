@@ -1,0 +1,60 @@
+"""The options of the milestones' commands; imports nothing heavy, so that `python run.py` answers at once."""
+
+import argparse
+
+
+def core(command) -> None:
+    add_impl(command, default="solution")
+    command.add_argument("--requests", type=int, default=16, metavar="N", help="default 16")
+    command.add_argument("--max-tokens", type=int, metavar="N", help="output tokens of a request")
+    add_model(command, "tiny, smollm2, random, or a folder with a Qwen3 or Llama (default tiny)")
+    command.add_argument("--width", type=int, metavar="N", help="hidden size of the random model")
+    command.add_argument("--prompts", metavar="FILE", help="one prompt a line; needs a model with a tokenizer")
+    command.add_argument("--show", action="store_true", help="print the texts, to stderr")
+    command.add_argument("--repeat", type=int, default=1, metavar="K", help="medians of K runs")
+
+
+def kernels(command) -> None:
+    add_impl(command, default="solution")
+    command.add_argument("--backend", action="append", metavar="NAME", help="only this one; may be given several times")
+    command.add_argument("--repeat", type=int, default=5, metavar="K", help="medians of K runs, default 5")
+    command.add_argument("--threads", type=int, metavar="N", help="CPU threads")
+
+
+def generate(command) -> None:
+    add_impl(command, default="solution")
+    add_model(command, "tiny, smollm2, or a folder with a Qwen3 or Llama (default tiny)")
+    command.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="may be given several times")
+    command.add_argument("--chat", action="store_true", help="a prompt is a message to a chat model")
+    command.add_argument("--max-tokens", type=int, default=128, metavar="N", help="new tokens at most, default 128")
+    command.add_argument(
+        "--temperature", type=float, default=0.7, metavar="T", help="default 0.7; 0: the likeliest token"
+    )
+    command.add_argument("--top-k", type=int, default=0, metavar="K", help="draw from the K likeliest; 0: off")
+    command.add_argument("--top-p", type=float, default=1.0, metavar="P", help="draw from a share P; 1: off")
+    command.add_argument("--n", type=int, default=1, metavar="N", help="samples of each prompt")
+    command.add_argument("--ignore-eos", action="store_true", help="go on where the model would stop")
+    command.add_argument(
+        "--stream", action=argparse.BooleanOptionalAction, help="text as it comes; default on a terminal"
+    )
+
+
+def add_cache(command) -> None:
+    help = "where converted models are kept; also the variable MODEL_CACHE; default: the user's cache folder"
+    command.add_argument("--cache", metavar="DIR", help=help)
+
+
+def add_impl(command, default: str) -> None:
+    command.add_argument("--impl", choices=("engine", "solution"), default=default, help=f"default {default}")
+    command.add_argument("--borrow", action="append", default=[], metavar="NAME", help="not your NAME but the answer")
+
+
+def add_model(command, help: str) -> None:
+    """What every command has that runs a model."""
+    command.add_argument("--model", default="tiny", metavar="NAME|DIR", help=help)
+    dtypes = ("float32", "bfloat16", "float16", "auto")
+    command.add_argument("--dtype", choices=dtypes, default="float32", help="default float32; auto measures")
+    command.add_argument("--backend", metavar="NAME", help="attention backend")
+    command.add_argument("--seed", type=int, default=0, metavar="N", help="default 0")
+    command.add_argument("--threads", type=int, metavar="N", help="CPU threads")
+    add_cache(command)
