@@ -12,7 +12,7 @@ from engine.serve.sdpa import SdpaBackend
 from tests.ch31.ragged import plain_attention, rounding
 
 ARGS = {"backend": None, "repeat": 1, "threads": None}
-SMALL = {"batch": [1, 3], "context": [40], "chunks": [(2, 20)], "mixed": (9, 4, 33)}
+SMALL = {"batch": [1, 3], "context": [40], "chunks": [(2, 20)], "mixed": (9, 4, 33), "rows": 7}
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +46,7 @@ def test_prints_a_line_for_each_measurement(capsys):
     assert lines[0]["what"] == "copy" and lines[0]["gb_s"] > 0
     found = {(line["what"], line["backend"]) for line in lines[1:]}
     for name in ("reference", "sdpa"):
+        assert ("write 7 rows", name) in found
         for what in ("decode 1 x 40", "decode 3 x 40", "prefill 2 x 20", "mixed step: 9 + 4 x 33", "mixed / apart"):
             assert (what, name) in found
     assert all(line["ms"] > 0 and line["gb_s"] >= 0 for line in lines[1:] if "ms" in line)
@@ -56,6 +57,14 @@ def test_no_speed_of_a_backend_that_is_wrong(monkeypatch, capsys):
     right = SdpaBackend.forward
     monkeypatch.setattr(SdpaBackend, "forward", lambda self, *given: 1.01 * right(self, *given))
     with pytest.raises(ValueError, match=r"decode 1 x 40: sdpa is off by [\d.e-]+, rounding explains"):
+        kernels.main(Namespace(**ARGS))
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert not [line for line in lines if line.get("backend") == "sdpa" and "decode" in line["what"]]
+
+
+def test_no_speed_of_a_write_that_is_wrong(monkeypatch, capsys):
+    monkeypatch.setattr(SdpaBackend, "write", lambda self, *given: None)
+    with pytest.raises(ValueError, match="write 7 rows: what sdpa stored is not what it was given"):
         kernels.main(Namespace(**ARGS))
     assert '"sdpa"' not in capsys.readouterr().out
 

@@ -17,6 +17,7 @@ from engine.exercises import registry
 from engine.milestones.precision import Gate, choose_dtype
 from engine.milestones.workload import (
     Work,
+    choose_device,
     get_model,
     prompts_from,
     require_all_exercises,
@@ -107,14 +108,15 @@ def main(args) -> int:
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     get_backend(args.backend or "auto")  # an unknown name is found now, not after the oracle has run
+    device = choose_device(args.device)
     if args.threads:
         torch.set_num_threads(args.threads)
     console = Console(stderr=True, width=None if sys.stderr.isatty() else 110)
     console.print(registry.who_wrote(), highlight=False)
     require_all_exercises()
 
-    dtype = choose_dtype(args.dtype, lambda line: console.print(line, highlight=False))
-    model, tokenizer = get_model(args.model, args.width, args.seed, dtype)
+    dtype = choose_dtype(args.dtype, lambda line: console.print(line, highlight=False), device)
+    model, tokenizer = get_model(args.model, args.width, args.seed, dtype, device)
     if args.prompts:
         work = prompts_from(args.prompts, args.requests, tokenizer, args.seed, args.max_tokens)
     elif tokenizer:

@@ -8,7 +8,7 @@ import torch
 
 from engine.exercises import registry
 from engine.milestones.precision import choose_dtype
-from engine.milestones.workload import require_all_exercises
+from engine.milestones.workload import choose_device, require_all_exercises
 from engine.models.chat import chat_text
 from engine.models.known import resolve
 from engine.models.loading import load
@@ -74,12 +74,13 @@ def main(args) -> int:
         ignore_eos=args.ignore_eos, n=args.n,
     )  # fmt: skip
     config = EngineConfig(attention_backend=args.backend or "auto", seed=args.seed)
+    device = choose_device(args.device)
     if args.threads:
         torch.set_num_threads(args.threads)
     require_all_exercises()
     notes = [registry.who_wrote()]
     folder = resolve(args.model)
-    model, tokenizer = load(folder, dtype=choose_dtype(args.dtype, notes.append))
+    model, tokenizer = load(folder, choose_dtype(args.dtype, notes.append, device), device)
     if tokenizer is None:
         raise ValueError(f"{folder}: no tokenizer.json to read text with")
     prompts = [encode(folder, tokenizer, text, args.chat) for text in args.prompt]

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engine.exercises import registry
 from engine.milestones.workload import require_all_exercises
@@ -21,10 +22,12 @@ from engine.serve.attention import get_backend
 from engine.serve.batch import BatchMeta
 
 HEADS, KV_HEADS, WIDTH, BLOCK = 32, 8, 128, 16  # Qwen3-8B, one layer
-ON_CPU = {"batch": [1, 16], "context": [256, 1024], "chunks": [(1, 512), (4, 256)], "mixed": (256, 16, 512)}
+ON_CPU = {
+    "batch": [1, 16], "context": [256, 1024], "chunks": [(1, 512), (4, 256)], "mixed": (256, 16, 512), "rows": 512,
+}  # fmt: skip
 ON_GPU = {
     "batch": [1, 16, 64, 256], "context": [1024, 8192, 32768], "chunks": [(1, 8192), (8, 1024)],
-    "mixed": (2048, 128, 8192),
+    "mixed": (2048, 128, 8192), "rows": 8192,
 }  # fmt: skip
 POOL_BYTES = 64 << 30  # larger decode shapes are left out
 SLOW = 4096  # context tokens in all, above which the reference backend is not timed
@@ -131,6 +134,23 @@ class Bench:
         self.table.add_row(what, name, *values, "" if beside_ms is None else f"{beside_ms / ms:.0%}")
         return ms
 
+    def writes(self, rows: int, names) -> None:
+        """K and V of a step's rows into the pool."""
+        step = write_step(rows, self.dtype, self.device)
+        k, v = (torch.randn(rows, KV_HEADS, WIDTH, dtype=self.dtype, device=self.device) for _ in "kv")
+        for name in names:
+            backend = get_backend(name)
+            call = lambda: backend.write(step.cache, k, v, step.meta)  # noqa: B023, E731
+            ms = median_ms(call, self.device, self.repeat)
+            written = [pool.flatten(0, 1)[step.meta.slot_mapping] for pool in step.cache]
+            if not (written[0].equal(k) and written[1].equal(v)):
+                raise ValueError(f"write {rows} rows: what {name} stored is not what it was given")
+            speed = 2 * step.kv_bytes / ms * 1e3  # read and written
+            what, of_copy = f"write {rows} rows", speed / self.copy
+            line = {"what": what, "backend": name, "ms": round(ms, 4), "gb_s": round(speed / 1e9, 1)}
+            print(json.dumps(line | {"of_copy": round(of_copy, 3)}), flush=True)
+            self.table.add_row(what, name, f"{ms:.3f}", f"{speed / 1e9:.1f}", f"{of_copy:.0%}", "", "")
+
     def backends(self, what: str, step: Step, names, beside_ms=None) -> dict[str, float]:
         """Each backend on a step, once all agree; ValueError if they do not."""
         times, first = {}, None
@@ -149,13 +169,29 @@ class Bench:
         return times
 
 
-def contiguous(step: Step):
-    """torch's own attention on the same shapes, side by side in memory: what a prefill is measured against."""
+def write_step(rows: int, dtype, device) -> Step:
+    """So many new tokens, each in a block of its own: K and V of a row are written far from its neighbours'."""
+    return make_step([(1, 1)] * rows, dtype, device)
+
+
+def contiguous(step: Step, *kernels: SDPBackend):
+    """torch's own attention on the same shapes, side by side in memory: what a prefill is measured against.
+
+    kernels: which of its kernels it may use; none: the one that it chooses.
+    """
     (s, t), requests = step.shapes[0], len(step.shapes)
     q, k, v = (torch.randn(requests, h, t, WIDTH, dtype=step.q.dtype, device=step.q.device)
                for h in (HEADS, KV_HEADS, KV_HEADS))  # fmt: skip
     assert s == t, "whole prompts"
-    return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    def call():
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    def restricted():
+        with sdpa_kernel(list(kernels)):
+            return call()
+
+    return restricted if kernels else call
 
 
 def main(args) -> int:
@@ -176,6 +212,7 @@ def main(args) -> int:
     torch.manual_seed(0)
     with torch.inference_mode():
         bench = Bench(device, dtype, args.repeat)
+        bench.writes(sizes["rows"], names)
         for batch in sizes["batch"]:
             for context in sizes["context"]:
                 if batch * context * 4 * KV_HEADS * WIDTH <= POOL_BYTES:
@@ -185,6 +222,8 @@ def main(args) -> int:
             step = make_step([(length, length)] * batch, dtype, device)
             what = f"prefill {batch} x {length}"
             beside = bench.measure(what, step, "torch, contiguous", contiguous(step))
+            if cuda:  # there torch has several kernels; FlashAttention is the one that is like ours
+                beside = bench.measure(what, step, "flash, contiguous", contiguous(step, SDPBackend.FLASH_ATTENTION))
             bench.backends(what, step, names, beside)
         chunk, decodes, context = sizes["mixed"]
         parts = {"chunk": [(chunk, chunk)], "decodes": [(context, 1)] * decodes}

@@ -55,6 +55,7 @@ def add_model(command, help: str) -> None:
     dtypes = ("float32", "bfloat16", "float16", "auto")
     command.add_argument("--dtype", choices=dtypes, default="float32", help="default float32; auto measures")
     command.add_argument("--backend", metavar="NAME", help="attention backend")
+    command.add_argument("--device", choices=("cpu", "cuda"), help="default cuda if there is a GPU, else cpu")
     command.add_argument("--seed", type=int, default=0, metavar="N", help="default 0")
     command.add_argument("--threads", type=int, metavar="N", help="CPU threads")
     add_cache(command)

@@ -11,10 +11,13 @@ ROUNDINGS = 17  # of a value on its way through a layer: two norms of two, q_nor
 #                 probabilities and the output of attention, SiLU, product, two additions to the residual stream
 
 
-def choose_dtype(name: str, say) -> torch.dtype:
-    """The type of that name; "auto" measures, and says what it found."""
+def choose_dtype(name: str, say, device: str = "cpu") -> torch.dtype:
+    """The type of that name; "auto" measures on a CPU, takes bfloat16 on a GPU, and says so."""
     if name != "auto":
         return DTYPES[name]
+    if device == "cuda":
+        say("--dtype auto: bfloat16, which a GPU's matrix units are made for")
+        return torch.bfloat16
     speeds = matmul_gflops(torch)
     ratio = speeds["bf16"] / speeds["f32"]
     chosen = "bfloat16" if ratio >= PAYS else "float32"

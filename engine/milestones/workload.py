@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
+import torch
+
 from engine.exercises import registry
 from engine.models.config import Qwen3Config
 from engine.models.known import ASSETS
@@ -74,7 +76,14 @@ def prompts_from(file: str, num_requests: int, tokenizer, seed: int, max_tokens:
     return [Work(tokenizer.encode(line).ids, max_tokens or rng.randint(*OUTPUT)) for line in lines]
 
 
-def get_model(name: str, width: int | None, seed: int, dtype=None):
+def choose_device(name: str | None) -> str:
+    """That device, or the GPU if there is one; ValueError for cuda where there is none."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch finds no CUDA device here")
+    return name or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def get_model(name: str, width: int | None, seed: int, dtype=None, device=None):
     """(model, tokenizer or None): "random" in a width that keeps a CPU busy, a known name, or a checkpoint folder.
 
     dtype: None is that of the checkpoint, and float32 for "random".
@@ -82,7 +91,7 @@ def get_model(name: str, width: int | None, seed: int, dtype=None):
     if name != "random":
         if width is not None:
             raise ValueError(f"--width {width} is for --model random; {name} has a width of its own")
-        return load(name, dtype)
+        return load(name, dtype, device)
     width = 1536 if width is None else width
     if width < 128 or width % 128:
         raise ValueError(f"--width must be a multiple of 128, got {width}")
@@ -91,4 +100,4 @@ def get_model(name: str, width: int | None, seed: int, dtype=None):
         num_attention_heads=width // 64, num_key_value_heads=max(1, width // 128), head_dim=64,
         max_position_embeddings=4096,
     )  # fmt: skip
-    return random_model(cfg, seed).to(dtype), None
+    return random_model(cfg, seed).to(device, dtype), None

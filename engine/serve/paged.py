@@ -33,7 +33,8 @@ class TritonBackend(PoolBackend):
         """
         starts = meta.query_start_loc_cpu
         if meta.decode_only or bool((starts[1:] - starts[:-1] == 1).any()):
-            splits = choose_splits(meta.num_reqs, cache[0].shape[2], meta.max_seq_len, _processors(q.device))
+            keys = min(window, meta.max_seq_len) if window > 0 else meta.max_seq_len
+            splits = choose_splits(meta.num_reqs, cache[0].shape[2], keys, _processors(q.device))
             decode(q, cache, meta, out, scale, window, splits)
         if not meta.decode_only:
             prefill(q, cache, meta, out, scale, window)

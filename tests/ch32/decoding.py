@@ -31,7 +31,7 @@ def launch(step, splits, window=0, tile=64, scale=None):
     decode_kernel[(len(step.shapes), step.kv_heads, splits)](
         step.q, *step.cache, outs, lses, meta.query_start_loc, meta.seq_lens, table, table.stride(0), step.scale(scale),
         WINDOW=window, SPLITS=splits, KV_HEADS=step.kv_heads, GROUP=group, WIDTH=step.width, BLOCK=step.size, TILE=tile,
-        ROWS=max(16, two(group)), COLS=two(step.width),
+        ROWS=max(16, two(group)), COLS=max(16, two(step.width)),
     )  # fmt: skip
     around_outs("decode_kernel", WALKING)
     around_lses("decode_kernel", WALKING)
@@ -55,6 +55,9 @@ def check(step, splits, window=0, tile=64, scale=None, hint=None):
                 why = "a share without keys: lse -inf"
                 expected = torch.full((step.heads,), -torch.inf)
                 expect_close(lses[row, :, j], expected, 0.0, 0.0, f"lse of head {{i}}, {where}", why, WALKING)
+                zeros = torch.zeros(step.heads, step.width)
+                why = "a share without keys: zeros, not 0 / 0"
+                expect_close(outs[row, :, j], zeros, 0.0, 0.0, f"outs [head, d] {{i}}, {where}", why, WALKING)
                 continue
             where += f" (positions {keys.start} to {keys.stop - 1})"
             out, lse = step.attend(r, scale, within=keys)

@@ -21,7 +21,7 @@ def launch(step, queries, window=0, tile=32, scale=None, programs=None):
         step.q, *step.cache, out, meta.query_start_loc, meta.seq_lens, table, len(step.shapes), table.stride(0),
         step.scale(scale),
         WINDOW=window, KV_HEADS=step.kv_heads, GROUP=group, PADDED=two(group), WIDTH=step.width, BLOCK=step.size,
-        TILE=tile, QUERIES=queries, COLS=two(step.width),
+        TILE=tile, QUERIES=queries, COLS=max(16, two(step.width)),
     )  # fmt: skip
     intact("prefill_kernel", PREFILL)
     return out.cpu()

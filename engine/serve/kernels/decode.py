@@ -21,8 +21,8 @@ def decode_kernel(
 
     The row is the only one of request r; the program does the GROUP query heads that share kv_head together.
     q: [N, KV_HEADS * GROUP, WIDTH].  k_cache, v_cache: [blocks, BLOCK, KV_HEADS, WIDTH].  All without gaps.
-    outs: [N, KV_HEADS * GROUP, SPLITS, WIDTH] and lses: [N, KV_HEADS * GROUP, SPLITS], float32: what `attend_tiles`
-    returns for that share; a share without keys stores lse -inf (its outs are not read).
+    outs: [N, KV_HEADS * GROUP, SPLITS, WIDTH] and lses: [N, KV_HEADS * GROUP, SPLITS] f32: what `attend_tiles`
+    returns for that share; a share without keys stores zeros and lse -inf. Values are cast to the type of outs.
     query_start_loc: [R + 1] i32, seq_lens: [R] i32, block_table: [R, ...] i32 with table_stride from row to row.
     A request whose number of rows is not 1 is left alone. A request of length 0 sees nothing.
     The keys are looked at in tiles of TILE positions, tile i being positions i * TILE and on; a tile may span several
@@ -51,32 +51,39 @@ def merge_kernel(outs, lses, out, query_start_loc, HEADS: tl.constexpr, SPLITS: 
     raise NotImplementedError
 
 
+def stages(cols: int, dtype) -> int:
+    """Turns of the loop whose loads are under way together, as far as shared memory holds their K and V."""
+    return 3 if cols * dtype.itemsize <= 512 else 2
+
+
 def decode(q, cache, meta, out, scale, window, splits) -> None:
     """Rows of requests with one row each: q [N, H, D] -> out [N, H, D], other rows untouched."""
     k_cache, v_cache = cache
     heads, width = q.shape[1:]
     kv_heads = k_cache.shape[2]
-    group, cols = heads // kv_heads, triton.next_power_of_2(width)
-    outs = torch.empty(len(q), heads, splits, width, device=q.device)
+    group, cols = heads // kv_heads, max(DOT, triton.next_power_of_2(width))
+    outs = torch.empty(len(q), heads, splits, width, device=q.device) if splits > 1 else out  # one share is the result
     lses = torch.empty(len(q), heads, splits, device=q.device)
     decode_kernel[(meta.num_reqs, kv_heads, splits)](
         q, k_cache, v_cache, outs, lses, meta.query_start_loc, meta.seq_lens, meta.block_table,
         meta.block_table.stride(0), scale,
         WINDOW=window, SPLITS=splits, KV_HEADS=kv_heads, GROUP=group, WIDTH=width, BLOCK=meta.block_size, TILE=TILE,
-        ROWS=max(DOT, triton.next_power_of_2(group)), COLS=cols, num_warps=4, num_stages=3,
+        ROWS=max(DOT, triton.next_power_of_2(group)), COLS=cols, num_warps=2, num_stages=stages(cols, q.dtype),
     )  # fmt: skip
-    merge_kernel[(meta.num_reqs, heads)](
-        outs, lses, out, meta.query_start_loc, heads, splits, triton.next_power_of_2(splits), width, cols, num_warps=4
-    )
+    if splits > 1:
+        merge_kernel[(meta.num_reqs, heads)](
+            outs, lses, out, meta.query_start_loc, heads, splits, triton.next_power_of_2(splits), width, cols
+        )
 
 
-def choose_splits(num_reqs: int, kv_heads: int, max_seq_len: int, processors: int) -> int:
-    """Shares of a context, so that even few requests keep every multiprocessor busy.
+def choose_splits(num_reqs: int, kv_heads: int, keys: int, processors: int) -> int:
+    """Shares of `keys` keys in sight: enough that few requests, too, keep every multiprocessor busy.
 
-    Two programs for each multiprocessor, but no share of fewer than four tiles: merging would cost more than it gives.
+    Up to four programs for each multiprocessor, no share of fewer than four tiles (merging would cost more than it
+    gives), and a power of two: each number is compiled once.
     """
-    wanted = -(-2 * processors // max(1, num_reqs * kv_heads))
-    return max(1, min(wanted, max_seq_len // (4 * TILE)))
+    most = min(4 * processors // max(1, num_reqs * kv_heads), keys // (4 * TILE))
+    return 1 << max(0, most.bit_length() - 1)
 
 
 fill(__name__)

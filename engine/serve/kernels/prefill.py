@@ -5,9 +5,10 @@ import triton.language as tl
 
 from engine.exercises import exercise, fill
 from engine.serve.kernels import jit
+from engine.serve.kernels.decode import DOT, stages
 
 TILE = 64  # keys that a program looks at together
-ROWS = 64  # (row, head) pairs of a program: ROWS / group rows of one request, all heads of a group
+ROWS = 128  # (row, head) pairs of a program: ROWS / group rows of one request, all heads of a group
 
 
 @exercise(32, "Prefill tiles")
@@ -42,12 +43,14 @@ def prefill(q, cache, meta, out, scale, window) -> None:
     heads, width = q.shape[1:]
     kv_heads = k_cache.shape[2]
     padded = triton.next_power_of_2(heads // kv_heads)
-    queries = max(1, ROWS // padded)
+    cols = max(DOT, triton.next_power_of_2(width))
+    rows = ROWS if cols * q.element_size() <= 256 else ROWS // 2  # registers hold queries and sums
+    queries = max(1, rows // padded)
     prefill_kernel[(len(q) // queries + meta.num_reqs, kv_heads)](
         q, k_cache, v_cache, out, meta.query_start_loc, meta.seq_lens, meta.block_table, meta.num_reqs,
         meta.block_table.stride(0), scale,
         WINDOW=window, KV_HEADS=kv_heads, GROUP=heads // kv_heads, PADDED=padded, WIDTH=width, BLOCK=meta.block_size,
-        TILE=TILE, QUERIES=queries, COLS=triton.next_power_of_2(width), num_warps=4, num_stages=3,
+        TILE=TILE, QUERIES=queries, COLS=cols, num_warps=4, num_stages=stages(cols, q.dtype),
     )  # fmt: skip
 
 
