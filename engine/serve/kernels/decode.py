@@ -52,8 +52,9 @@ def merge_kernel(outs, lses, out, query_start_loc, HEADS: tl.constexpr, SPLITS: 
 
 
 def stages(cols: int, dtype) -> int:
-    """Turns of the loop whose loads are under way together, as far as shared memory holds their K and V."""
-    return 3 if cols * dtype.itemsize <= 512 else 2
+    """Turns of the loop whose loads are under way together: as many as shared memory holds K and V tiles of."""
+    row_bytes = cols * dtype.itemsize
+    return 4 if row_bytes <= 256 else 3 if row_bytes <= 512 else 2
 
 
 def decode(q, cache, meta, out, scale, window, splits) -> None:

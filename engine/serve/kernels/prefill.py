@@ -50,7 +50,7 @@ def prefill(q, cache, meta, out, scale, window) -> None:
         q, k_cache, v_cache, out, meta.query_start_loc, meta.seq_lens, meta.block_table, meta.num_reqs,
         meta.block_table.stride(0), scale,
         WINDOW=window, KV_HEADS=kv_heads, GROUP=heads // kv_heads, PADDED=padded, WIDTH=width, BLOCK=meta.block_size,
-        TILE=TILE, QUERIES=queries, COLS=cols, num_warps=4, num_stages=stages(cols, q.dtype),
+        TILE=TILE, QUERIES=queries, COLS=cols, num_warps=4, num_stages=min(3, stages(cols, q.dtype)),
     )  # fmt: skip
 
 
