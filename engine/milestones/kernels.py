@@ -163,7 +163,8 @@ class Bench:
         sources = {id(cache): target.clone() for cache in step.caches}
         calls = {"plain copy": lambda cache: torch.bitwise_or(sources[id(cache)], 0, out=target)}
         for name in names:
-            calls[name] = lambda cache, backend=get_backend(name): backend.write(cache, k, v, step.meta)
+            write = get_backend(name).write
+            calls[name] = lambda cache, write=write: write(cache, k, v, step.meta)
         for name, call in calls.items():
             ms = self.layer_ms(step, call)
             written = [pool.flatten(0, 1)[step.meta.slot_mapping] for pool in step.caches[-1]]
