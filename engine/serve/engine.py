@@ -2,34 +2,16 @@
 
 import random
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from engine.exercises import exercise, fill
-from engine.serve import logprobs
 from engine.serve.blocks import BlockManager
 from engine.serve.config import EngineConfig
+from engine.serve.output import RequestOutput
 from engine.serve.request import Request, SamplingParams, Status, is_number, is_plain_key  # noqa: F401 (check_stop)
 from engine.serve.runner import ModelRunner
 from engine.serve.scheduler import Scheduler
 from engine.serve.sizing import block_bytes, num_pool_blocks
-
-
-@dataclass
-class RequestOutput:
-    """What one step did for one request."""
-
-    request_id: str
-    new_token_ids: list[int]
-    output_token_ids: list[int]  # all so far
-    finished: bool
-    finish_reason: str | None = None  # "stop", "length" or "abort"
-    stop_reason: int | None = None  # the stop id that ended it; None for EOS and length
-    num_cached_tokens: int = 0  # prompt tokens adopted from the prefix cache at first admission
-    parent_id: str | None = None  # of n > 1 samples: the id given to add_request
-    index: int = 0  # and which of the n this is
-    num_preemptions: int = 0
-    logprobs: list[dict[int, float]] | None = None  # for each output token so far
-    prompt_logprobs: list[dict[int, float] | None] | None = None
 
 
 class EngineCore:
@@ -60,7 +42,7 @@ class EngineCore:
 
         self.num_steps = self.num_scheduled_tokens = self.num_preemptions = 0
         self._seeds = random.Random(self.config.seed)
-        self._children: dict[str, list[str]] = {}  # live samples of an id given with n > 1
+        self._children: dict[str, dict[str, None]] = {}  # live samples of an id given with n > 1
 
     # -- adding and aborting
 
@@ -98,7 +80,7 @@ class EngineCore:
             request = make(name, params if params.n == 1 else params.child(i))
             if params.n > 1:
                 request.extra["parent"] = request_id, i
-                self._children.setdefault(request_id, []).append(name)
+                self._children.setdefault(request_id, {})[name] = None
             self.scheduler.add(request)
 
     def _check(self, request_id, prompt_token_ids, params) -> None:
@@ -130,7 +112,8 @@ class EngineCore:
         for name in list(self._children.get(request_id, [request_id])):
             request = self.scheduler.abort(name)
             if request is not None:
-                outputs.append(self._finished(request, []))
+                self._forget(request)
+                outputs.append(RequestOutput(request, []))
         return outputs
 
     def reset_prefix_cache(self) -> bool:
@@ -184,6 +167,9 @@ class EngineCore:
 
         tokens[j] follows the j-th draft, so it holds if all drafts up to there are what was sampled in their place.
         """
+        if not request.spec_token_ids:
+            request.num_computed_tokens += n
+            return tokens
         drafts, request.spec_token_ids = request.spec_token_ids, []
         accepted = tokens[:1]
         for draft, token in zip(drafts, tokens[1:], strict=False):
@@ -191,40 +177,25 @@ class EngineCore:
                 break
             accepted.append(token)
         request.num_computed_tokens += n - (len(tokens) - len(accepted))
-        if drafts:
-            self.blocks.trim(request, request.num_computed_tokens)
+        self.blocks.trim(request, request.num_computed_tokens)
         return accepted
 
     def output(self, request, new_token_ids: list[int]) -> RequestOutput:
         """The RequestOutput of a request that has just got these tokens, finished or not."""
         if request.first_token_time is None:
             request.first_token_time = time.monotonic()
-        report = self._finished if request.status.finished else self._output
-        return report(request, new_token_ids)
+        if request.status.finished:
+            self._forget(request)
+        return RequestOutput(request, new_token_ids)
 
-    def _finished(self, request, new_token_ids) -> RequestOutput:
+    def _forget(self, request) -> None:
+        """Note the end of a request, also among the samples of its parent."""
         request.finish_time = time.monotonic()
         parent, _ = request.extra.get("parent", (None, 0))
         if parent is not None:
-            self._children[parent].remove(request.request_id)
+            del self._children[parent][request.request_id]
             if not self._children[parent]:
                 del self._children[parent]
-        return self._output(request, new_token_ids)
-
-    def _output(self, request, new_token_ids) -> RequestOutput:
-        parent, index = request.extra.get("parent", (None, 0))
-        finished = request.status.finished
-        return RequestOutput(
-            request.request_id, new_token_ids, request.output_token_ids, finished,
-            finish_reason=request.status.value if finished else None,
-            stop_reason=request.stop_reason,
-            num_cached_tokens=request.num_cached_tokens or 0,
-            parent_id=parent,
-            index=index,
-            num_preemptions=request.num_preemptions,
-            logprobs=logprobs.output_logprobs(request),
-            prompt_logprobs=logprobs.prompt_logprobs(request),
-        )  # fmt: skip
 
     def stats(self) -> dict:
         """Counters and gauges, as plain values."""
