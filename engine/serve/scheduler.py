@@ -1,6 +1,6 @@
 """One scheduler for prefill, decode and resume: every step it deals out a budget of tokens."""
 
-from bisect import bisect
+from bisect import bisect, bisect_left
 from dataclasses import dataclass, field
 
 from engine.exercises import exercise, fill
@@ -62,9 +62,18 @@ class Scheduler:
 
     def stop_running(self, request: Request) -> None:
         """Running -> waiting again, as preempted: at the front (fcfs) or at its place (priority)."""
-        self.running.remove(request)
+        self._leave_running(request)
         request.status = Status.PREEMPTED
         self.waiting.put_back(request)
+
+    def _leave_running(self, request: Request) -> None:
+        """O(log n) comparisons, since `running` is sorted: under fcfs by the order of adding, which preemption keeps."""
+        key = rank if self.config.policy == "priority" else _order
+        place = bisect_left(self.running, key(request), key=key)
+        if place < len(self.running) and self.running[place] is request:
+            del self.running[place]
+        else:
+            self.running.remove(request)  # another scheduler's order
 
     def take_host_blocks(self, count: int) -> list[int] | None:
         """Ids of that many free host blocks, None if there are fewer."""
@@ -154,7 +163,7 @@ class Scheduler:
         if request in self.waiting:
             self.waiting.remove(request)
         else:
-            self.running.remove(request)
+            self._leave_running(request)
         request.status = status
         self.blocks.free(request)
         self.drop_swap(request)
@@ -205,6 +214,10 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self.running)
+
+
+def _order(request: Request) -> int:
+    return request.order
 
 
 fill(__name__)
