@@ -8,6 +8,7 @@ from engine.exercises import exercise, fill
 from engine.serve.blocks import BlockManager
 from engine.serve.config import EngineConfig
 from engine.serve.output import RequestOutput
+from engine.serve.recovery import Atomic
 from engine.serve.request import Request, SamplingParams, Status, is_number, is_plain_key  # noqa: F401 (check_stop)
 from engine.serve.runner import ModelRunner
 from engine.serve.scheduler import Scheduler
@@ -20,6 +21,7 @@ class EngineCore:
     model: as `engine.models.loading.load` returns it.  eos_token_id: an id, several, or None for no end of sequence.
     sampler: called with (logits [L, V], rows) like SimpleSampler.
     ValueError if the configuration does not suit the model, or memory holds not even one block.
+    `add_request`, `abort_request` and `step` are atomic: what raises in them has not happened (see `Atomic`).
     """
 
     def __init__(self, model, config: EngineConfig | None = None, eos_token_id=None, sampler=None):
@@ -41,8 +43,9 @@ class EngineCore:
         self.runner = ModelRunner(model, self.config, num_blocks, num_host_blocks, sampler)
 
         self.num_steps = self.num_scheduled_tokens = self.num_preemptions = 0
+        self.atomic = Atomic(self)
         self._seeds = random.Random(self.config.seed)
-        self._children: dict[str, dict[str, None]] = {}  # live samples of an id given with n > 1
+        self.children: dict[str, dict[str, None]] = {}  # live samples of an id given with n > 1
 
     # -- adding and aborting
 
@@ -76,17 +79,19 @@ class EngineCore:
             self.scheduler.check_addable(make(name, params))
         if params.seed is None:
             params = replace(params, seed=self._seeds.getrandbits(63))
-        for i, name in enumerate(names):
-            request = make(name, params if params.n == 1 else params.child(i))
-            if params.n > 1:
-                request.extra["parent"] = request_id, i
-                self._children.setdefault(request_id, {})[name] = None
-            self.scheduler.add(request)
+        with self.atomic:
+            for i, name in enumerate(names):
+                request = make(name, params if params.n == 1 else params.child(i))
+                self.atomic.before.append((request, None))
+                if params.n > 1:
+                    request.extra["parent"] = request_id, i
+                    self.children.setdefault(request_id, {})[name] = None
+                self.scheduler.add(request)
 
     def _check(self, request_id, prompt_token_ids, params) -> None:
         if not isinstance(params, SamplingParams):
             raise ValueError(f"params must be SamplingParams, got {params!r}")
-        if request_id in self._children or request_id in self.scheduler.requests:
+        if request_id in self.children or request_id in self.scheduler.requests:
             raise ValueError(f"request id {request_id!r} is in use")
         if not prompt_token_ids:
             raise ValueError(f"request {request_id!r}: the prompt is empty")
@@ -109,12 +114,15 @@ class EngineCore:
     def abort_request(self, request_id) -> list[RequestOutput]:
         """End a request, or all samples of a parent id, now. Returns their last outputs; none for an unknown id."""
         outputs = []
-        for name in list(self._children.get(request_id, [request_id])):
-            request = self.scheduler.abort(name)
-            if request is not None:
-                self._forget(request)
-                outputs.append(RequestOutput(request, []))
-        return outputs
+        with self.atomic:
+            for name in list(self.children.get(request_id, [request_id])):
+                request = self.scheduler.requests.get(name)
+                if request is not None:
+                    self.atomic.before.append((request, request.num_tokens))
+                    self.scheduler.abort(name)
+                    self._forget(request)
+                    outputs.append(RequestOutput(request, []))
+            return outputs
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached K/V, after the weights changed, say. False and unchanged while a request is unfinished."""
@@ -147,6 +155,7 @@ class EngineCore:
     def step(self) -> list[RequestOutput]:
         """Plan, run and commit one step.  (Your engine: Chapter 31)
 
+        All of it inside `with self.atomic:`, which takes care of what breaks off in the middle of 1 or 3.
         1. out = self.scheduler.schedule(). Return [] if out.empty: nothing planned and nobody preempted.
         2. self.runner.swap(out), then sampled = self.runner.execute(out, self.blocks.block_tables): for each
            scheduled request the token ids of its sampled rows ([] in mid-prompt). If either raises anything,
@@ -167,6 +176,7 @@ class EngineCore:
 
         tokens[j] follows the j-th draft, so it holds if all drafts up to there are what was sampled in their place.
         """
+        self.atomic.before.append((request, len(request.token_ids)))
         if not request.spec_token_ids:
             request.num_computed_tokens += n
             return tokens
@@ -193,9 +203,9 @@ class EngineCore:
         request.finish_time = time.monotonic()
         parent, _ = request.extra.get("parent", (None, 0))
         if parent is not None:
-            del self._children[parent][request.request_id]
-            if not self._children[parent]:
-                del self._children[parent]
+            del self.children[parent][request.request_id]
+            if not self.children[parent]:
+                del self.children[parent]
 
     def stats(self) -> dict:
         """Counters and gauges, as plain values."""

@@ -47,8 +47,9 @@ class Scheduler:
         self.config, self.blocks = config, blocks
         self.running: list[Request] = []
         self.waiting = PriorityQueue() if config.policy == "priority" else FCFSQueue()
-        self.free_host_blocks = list(range(num_host_blocks))
+        self.num_host_blocks, self.free_host_blocks = num_host_blocks, list(range(num_host_blocks))
         self.requests: dict[str, Request] = {}  # all unfinished ones
+        self.half_done = False  # a call of the core has begun, and neither ended nor been taken back
         self._num_added = 0
 
     # -- for the exercises to use
@@ -202,6 +203,23 @@ class Scheduler:
             for request, _, _ in out.swap_out:
                 self.drop_swap(request)
                 request.num_computed_tokens = 0
+        self.half_done = False
+
+    def start_over(self) -> None:
+        """Nothing is known but the unfinished requests and their tokens: all wait, in order, for an empty pool.
+
+        Whoever ran counts as preempted. May be called in any state, again also if it was itself interrupted.
+        """
+        self.blocks.start_over()
+        self.free_host_blocks = list(range(self.num_host_blocks))
+        self.running, self.waiting = [], type(self.waiting)()
+        for request in sorted(self.requests.values(), key=rank if self.config.policy == "priority" else _order):
+            request.num_preemptions += request.status is Status.RUNNING
+            request.status = Status.PREEMPTED if request.num_preemptions else Status.WAITING
+            request.num_computed_tokens, request.swapped_out, request.spec_token_ids = 0, None, []
+            if not request.num_output_tokens:
+                request.num_cached_tokens = None
+            self.waiting.add(request)
 
     @property
     def has_unfinished(self) -> bool:
