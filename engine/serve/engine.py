@@ -8,6 +8,7 @@ from engine.exercises import exercise, fill
 from engine.serve.blocks import BlockManager
 from engine.serve.config import EngineConfig
 from engine.serve.output import RequestOutput
+from engine.serve.queue import QueueFullError
 from engine.serve.recovery import Atomic
 from engine.serve.request import Request, SamplingParams, Status, is_number, is_plain_key  # noqa: F401 (check_stop)
 from engine.serve.runner import ModelRunner
@@ -56,7 +57,8 @@ class EngineCore:
 
         ValueError, with the engine untouched: empty prompt, token outside the vocabulary, id in use, too long for
         max_model_len or for the pool, parameters that do not fit the model, a priority or arrival_time that is no
-        number, a cache_key that is no tuple of plain values.
+        number, a cache_key that is no tuple of plain values. QueueFullError, a ValueError, if they would be more than
+        max_waiting in the queue. Whoever was admitted once is never refused: a preempted request returns to a full queue.
         """
         params = SamplingParams() if params is None else params
         prompt_token_ids = list(prompt_token_ids)
@@ -77,6 +79,11 @@ class EngineCore:
         names = [request_id] if params.n == 1 else [f"{request_id}#{i}" for i in range(params.n)]
         for name in names:
             self.scheduler.check_addable(make(name, params))
+        if not self._has_room(params.n):
+            raise QueueFullError(
+                f"request {request_id!r}: {self.scheduler.num_waiting} requests are waiting, and {params.n} more would "
+                f"exceed max_waiting {self.config.max_waiting}"
+            )
         if params.seed is None:
             params = replace(params, seed=self._seeds.getrandbits(63))
         with self.atomic:
@@ -110,6 +117,10 @@ class EngineCore:
         for name in ("logprobs", "prompt_logprobs"):
             if (getattr(params, name) or 0) > self.vocab_size:
                 raise ValueError(f"request {request_id!r}: {name} {getattr(params, name)} exceeds the vocabulary")
+
+    def _has_room(self, count: int) -> bool:
+        bound = self.config.max_waiting
+        return bound is None or self.scheduler.num_waiting + count <= bound
 
     def abort_request(self, request_id) -> list[RequestOutput]:
         """End a request, or all samples of a parent id, now. Returns their last outputs; none for an unknown id."""
@@ -229,6 +240,7 @@ class EngineCore:
 
         Returns the final outputs in order, n of them for a prompt with n samples. RuntimeError while other requests are
         unfinished: their outputs would have nobody to go to. If anything fails, these prompts are aborted first.
+        More prompts than max_waiting are fine: they enter the queue as it empties.
         """
         if self.has_unfinished:
             raise RuntimeError(f"generate needs an idle engine; {len(self.scheduler.requests)} requests are unfinished")
@@ -237,11 +249,16 @@ class EngineCore:
         if len(each) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts but {len(each)} params")
         final: dict[str, RequestOutput] = {}
+        names, added = [], 0
         try:
-            for i, (prompt, its_params) in enumerate(zip(prompts, each, strict=True)):
-                self.add_request(f"prompt-{i}", prompt, its_params)
-            names = list(self.scheduler.requests)
-            while self.has_unfinished:
+            while added < len(prompts) or self.has_unfinished:
+                while added < len(prompts) and (
+                    self._has_room(getattr(each[added], "n", 1)) or not self.scheduler.num_waiting
+                ):
+                    name = f"prompt-{added}"
+                    self.add_request(name, prompts[added], each[added])
+                    names += self.children.get(name, [name])
+                    added += 1
                 final.update((output.request_id, output) for output in self.step())
         except BaseException:
             for name in list(self.scheduler.requests):

@@ -31,7 +31,10 @@ def _store(request, kind, position, row, token_id, k) -> None:
 
 
 def output_logprobs(request: Request, count: int) -> list[dict[int, float]] | None:
-    """For each of the first count output tokens {token id: log-probability}, itself and the likeliest; None if not asked for."""
+    """For each of the first count output tokens {token id: log-probability}, itself and the likeliest.
+
+    None if they were not asked for.
+    """
     if request.params.logprobs is None:
         return None
     return [request.extra["logprobs"][i] for i in range(count)]

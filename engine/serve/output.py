@@ -7,7 +7,8 @@ from engine.serve.request import Request
 class RequestOutput:
     """What one step did for one request.
 
-    request_id; new_token_ids: of this step; finished; num_output_tokens: so far, these included; num_preemptions so far.
+    request_id, finished.  new_token_ids: of this step.
+    num_output_tokens: so far, these included.  num_preemptions: so far.
     Everything else is read from the request when asked for: a copy of all tokens in every step would make an output of
     n tokens cost n * n. What an output says never changes all the same: tokens are only ever added behind those it
     counts, and a finished request stays as it is. It keeps its request alive.

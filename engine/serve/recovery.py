@@ -1,4 +1,4 @@
-"""What makes a call of the core atomic wherever it stops: requests and tokens are the truth, all else can be made anew."""
+"""What makes a call of the core atomic wherever it stops: tokens are the truth, and all else can be made anew."""
 
 from dataclasses import replace
 
@@ -10,9 +10,11 @@ class Atomic:
 
     Two ways back. `Scheduler.undo` takes a plan back that was complete, and nothing else is lost. In the middle of
     planning or of commit there is no telling what is half done. Then every unfinished request goes back to the tokens
-    it had before, which `before` notes, and `Scheduler.start_over` lets all of them wait in order for an empty pool: K/V
-    and prefix cache are lost, which costs time and no token. It can be repeated: if it is interrupted too, the next call
-    of the core begins with it.
+    it had before, which `before` notes, and `Scheduler.start_over` lets all of them wait in order for an empty pool:
+    K/V and prefix cache are lost, which costs time and no token. It can be repeated: if it is interrupted too, the next
+    call of the core begins with it.
+    What remains: a Ctrl-C between the end of a call and the caller's next line hits the caller, who then lacks what the
+    call returned. No function can help that; the tokens are in the next output's output_token_ids, if there is one.
 
     before: (request, its number of tokens) as it was, for each that a call is about to change; None: it is new.
     """

@@ -68,7 +68,7 @@ class Scheduler:
         self.waiting.put_back(request)
 
     def _leave_running(self, request: Request) -> None:
-        """O(log n) comparisons, since `running` is sorted: under fcfs by the order of adding, which preemption keeps."""
+        """O(log n) comparisons: `running` is sorted, under fcfs by the order of adding, which preemption keeps."""
         key = rank if self.config.policy == "priority" else _order
         place = bisect_left(self.running, key(request), key=key)
         if place < len(self.running) and self.running[place] is request:

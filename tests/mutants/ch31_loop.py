@@ -150,7 +150,8 @@ mutant(
 )
 mutant(
     STEP,
-    "            swapped = False\n            try:\n                self.runner.swap(out)\n                swapped = True\n",
+    "            swapped = False\n            try:\n"
+    "                self.runner.swap(out)\n                swapped = True\n",
     "            self.runner.swap(out)\n            swapped = True\n            try:\n",
     caught_by="test_a_failed_step_costs_nobody_what_was_computed_before_it",
     believes="only the forward pass can fail",
