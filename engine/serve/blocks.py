@@ -187,6 +187,12 @@ class BlockManager:
         self.hashes = [None] * self.num_blocks
         return True
 
+    def start_over(self) -> None:
+        """Every block is free and empty, whatever state they were in; the statistics stay."""
+        stats = self.stats
+        self.__init__(self.num_blocks, self.block_size, self.enable_prefix_caching)
+        self.stats = stats
+
     @property
     def num_free(self) -> int:
         return len(self.free_blocks)

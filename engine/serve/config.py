@@ -10,6 +10,7 @@ class EngineConfig:
     block_size: tokens in a block.  num_blocks: blocks in the pool; None sizes it from memory.
     max_num_batched_tokens: token budget of a step.  max_num_seqs: requests running at once.
     max_model_len: prompt + output of one request at most; None takes the model's limit.
+    max_waiting: requests in the queue at most, more are refused; None: as many as memory holds.
     long_prefill_token_threshold: cap on one request's share of a step; 0 is off.
     policy: "fcfs", or "priority" (lower priority value first, then arrival).
     preemption_mode: "recompute" forgets the K/V, "swap" copies it to the host, at most swap_space_bytes of it.
@@ -24,6 +25,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 64
     max_model_len: int | None = None
+    max_waiting: int | None = 10_000
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
@@ -40,7 +42,7 @@ class EngineConfig:
             self._at_least(name, 1)
         for name in ("long_prefill_token_threshold", "swap_space_bytes"):
             self._at_least(name, 0)
-        for name in ("num_blocks", "max_model_len", "kv_cache_bytes"):
+        for name in ("num_blocks", "max_model_len", "max_waiting", "kv_cache_bytes"):
             if getattr(self, name) is not None:
                 self._at_least(name, 1)
         for name in ("enable_prefix_caching", "enable_chunked_prefill"):

@@ -30,11 +30,14 @@ def _store(request, kind, position, row, token_id, k) -> None:
     request.extra.setdefault(kind, {})[position] = entry
 
 
-def output_logprobs(request: Request) -> list[dict[int, float]] | None:
-    """For each output token so far {token id: log-probability}, itself and the likeliest; None if not asked for."""
+def output_logprobs(request: Request, count: int) -> list[dict[int, float]] | None:
+    """For each of the first count output tokens {token id: log-probability}, itself and the likeliest.
+
+    None if they were not asked for.
+    """
     if request.params.logprobs is None:
         return None
-    return [request.extra["logprobs"][i] for i in range(request.num_output_tokens)]
+    return [request.extra["logprobs"][i] for i in range(count)]
 
 
 def prompt_logprobs(request: Request) -> list[dict[int, float] | None] | None:
