@@ -81,14 +81,14 @@ def test_a_draw_depends_on_its_own_row_alone():
 
 
 @grades(gumbel_argmax)
-@pytest.mark.parametrize("heat", [0.7, 1.0, 2.0])
+@pytest.mark.parametrize("heat", [0.7, 2.0])
 def test_draws_follow_the_softmax(heat):
-    """Chi-square of 20,000 draws of 7 tokens, one seed, places 0 to 19,999.
+    """Chi-square of 4,000 draws of 7 tokens, one seed, places 0 to 3,999.
 
     Laurent and Massart (2000): with k = 6 degrees of freedom the statistic exceeds k + 2 sqrt(k x) + 2 x with
     probability e^-x at most; x = 20 gives 67.9 and 2e-9.
     """
-    count, logits = 20_000, torch.tensor([0.5, -1.0, 2.0, 0.0, 1.0, -0.5, 1.5])
+    count, logits = 4_000, torch.tensor([0.5, -1.0, 2.0, 0.0, 1.0, -0.5, 1.5])
     seed = rng.number("distribution") % (1 << 62)
     drawn = gumbel_argmax(logits.expand(count, 7), *tensors([heat] * count, [seed] * count, range(count)))
     expected = count * (logits.double() / heat).softmax(0)
@@ -109,7 +109,7 @@ def requests_of(all_params):
 
 @grades(gumbel_argmax)
 def test_the_sampler_draws_by_seed_and_place():
-    params = [SamplingParams(temperature=t, seed=s) for t in (0, 0.9) for s in (3, -3, 1 << 62)]
+    params = [SamplingParams(temperature=t, seed=s) for t in (0, 0.9, 3.0, 5.0) for s in (3, -3, 1 << 62)]
     logits, _, _, places = rows_of("sampler", len(params), 80)
     got = torch.tensor(DeviceSampler()(logits, list(zip(requests_of(params), places, strict=True))))
     expect_drawn(got, logits, [p.temperature for p in params], [p.seed for p in params], places, "DeviceSampler")
@@ -131,10 +131,10 @@ def test_a_token_does_not_depend_on_its_neighbours():
 
 @grades(gumbel_argmax)
 def test_filtered_rows_are_those_of_the_simple_sampler():
-    params = [SamplingParams(temperature=0.9, seed=i, **more)
-              for i, more in enumerate([{"top_k": 3}, {"top_p": 0.6}, {"top_k": 9, "top_p": 0.9}, {"top_k": 1}])]
+    filters = [{"top_k": 3}, {"top_p": 0.6}, {"top_p": 0.4}, {"top_k": 9, "top_p": 0.9}, {"top_k": 1}]
+    params = [SamplingParams(temperature=4.0, seed=i, **more) for i, more in enumerate(filters)]
     greedy = [SamplingParams(top_k=3), SamplingParams(top_p=0.5)]  # at temperature 0 there is nothing to filter
-    logits, _, _, places = rows_of("filtered", 6, 60)
+    logits, _, _, places = rows_of("filtered", 7, 60)
     rows = list(zip(requests_of([*params, *greedy]), places, strict=True))
     got, right = DeviceSampler()(logits, rows), SimpleSampler()(logits, rows)
     expect_equal(got, right, "DeviceSampler: token of filtered row {i}", "as SimpleSampler has them", DEVICE_TOKENS)
@@ -157,7 +157,7 @@ def test_hot_rows_draw_from_everything():
     logits = rows_of("hot", 40, 50)[0]
     got = DeviceSampler()(logits, [(request, 3) for request in requests])
     message = f"40 rows at temperature 1e300 gave only the tokens {sorted(set(got))}"
-    expect(len(set(got)) > 5, message, see=DEVICE_TOKENS)
+    expect(len(set(got)) >= 15, message, see=DEVICE_TOKENS)
 
 
 @grades(gumbel_argmax)

@@ -40,6 +40,7 @@ def test_layers_lie_one_below_the_other(sizes, bias, dtype):
     if not bias:
         expect(whole[1] is None, "layers without bias: the second of the pair is None", see=MERGED)
     for i, name in enumerate(names(bias)):
+        expect(whole[i] is not None, f"merge_linears gives no {name} for layers that have one", see=MERGED)
         expect_equal(str(whole[i].dtype), str(dtype), f"dtype of the merged {name}", see=MERGED)
         expected = torch.cat([parameters[i] for parameters in before])
         what = f"merged {name} of {len(sizes)} layers with {sizes} outputs, {{i}}"

@@ -106,7 +106,7 @@ def test_a_nan_wins_its_part_as_no_token(heat):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_noise_comes_from_seed_token_and_place(dtype):
     """Seeds of either sign and all sizes, places up to 2^31."""
-    hint = "b: the first number of tl.philox(seed, token, place, 0, 0), counters in uint32; u = ((b >> 9) + 0.5) * 2^-23"
+    hint = "b: the first number of tl.philox(seed, token, place, 0, 0), in uint32; u = ((b >> 9) + 0.5) * 2^-23"
     check(*rows_of("noise", 8, 45, dtype), parts=1, tile=64, hint=hint)
     logits, _, seeds, places = rows_of("more noise", 2, 60, dtype)
     check(logits, [1.0, 3.0], seeds, places, 2, 16, hint=hint)

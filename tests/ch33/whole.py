@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from engine.serve.attention import get_backend
+from engine.serve.batch import Batch
 from engine.serve.config import EngineConfig
 from engine.serve.engine import EngineCore
 from engine.serve.flat import FlatModel
@@ -167,8 +168,7 @@ def test_logits_of_a_fused_model_are_float32():
     fused, hidden = FusedModel(weights), torch.randn(3, 36, generator=rng.torch("logits")).to(torch.bfloat16)
     expect_equal(str(fused.compute_logits(hidden).dtype), "torch.bfloat16", "dtype of FusedModel.compute_logits")
     meta = moved(meta_of([(4, 4)], SIZE, [[1]]), "cpu")
-    batch = type("Batch", (), dict(input_ids=torch.tensor([3, 1, 4, 1]), positions=torch.arange(4), meta=meta,
-                                   logits_indices=torch.tensor([3])))  # fmt: skip
+    batch = Batch(torch.tensor([3, 1, 4, 1]), torch.arange(4), meta, torch.tensor([3]), [1], ["a"])
     logits = fused(batch, Side("", fused, get_backend("reference"), 3).caches, get_backend("reference"))
     expect_equal((list(logits.shape), str(logits.dtype)), ([1, VOCABULARY], "torch.float32"), "logits {i}")
 
