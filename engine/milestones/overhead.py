@@ -4,19 +4,13 @@ Every figure is a median, one JSON line each. "ratio" is to the smallest size of
 per block for look-ups, per operation for the queue. What is flat stays near 1.
 """
 
-import json
 import random
 import statistics
-import sys
 import time
 from types import SimpleNamespace
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from engine.exercises import registry
-from engine.milestones.workload import require_all_exercises
 from engine.serve.batch import build_batch
 from engine.serve.config import EngineConfig
 from engine.serve.engine import EngineCore

@@ -50,6 +50,7 @@ class Atomic:
             if parent is not None:
                 core.children.setdefault(parent, {})[request.request_id] = None
             self._take_back(request, num_tokens)
+        core.forget_flights()
         core.scheduler.start_over()
         core.num_steps, core.num_scheduled_tokens, core.num_preemptions, core.blocks.stats = self.counters
         core.scheduler.half_done = False
