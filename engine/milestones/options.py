@@ -21,6 +21,18 @@ def kernels(command) -> None:
     command.add_argument("--threads", type=int, metavar="N", help="CPU threads")
 
 
+def graphs(command) -> None:
+    add_impl(command, default="solution")
+    command.add_argument("--model", action="append", metavar="NAME", help="qwen3-0.6b, qwen3-8b or small, random weights")
+    command.add_argument("--variant", action="append", metavar="NAME", help="plain, fused, persistent, graphs or async")
+    command.add_argument("--batch", type=int, nargs="+", default=[1, 64, 256], metavar="N", help="default 1 64 256")
+    command.add_argument("--context", type=int, default=1024, metavar="N", help="tokens of a request, default 1024")
+    command.add_argument("--steps", type=int, default=30, metavar="K", help="medians of K steps, default 30")
+    command.add_argument("--requests", type=int, default=256, metavar="N", help="of the workload, default 256")
+    command.add_argument("--no-workload", action="store_true", help="only the steps")
+    command.add_argument("--device", choices=("cpu", "cuda"), help="default cuda if there is a GPU, else cpu")
+
+
 def generate(command) -> None:
     add_impl(command, default="solution")
     add_model(command, "tiny, smollm2, or a folder with a Qwen3 or Llama (default tiny)")

@@ -54,10 +54,14 @@ class Flight:
     vocab: int = 0
     held: list = field(default_factory=list)  # requests that ended meanwhile: their blocks may still be written
 
-    def tokens(self) -> list[list[int]]:
-        """Wait, and give each scheduled request its tokens."""
+    def wait(self) -> None:
+        """Until the tokens are on the host."""
         if self.event is not None:
             self.event.synchronize()
+
+    def tokens(self) -> list[list[int]]:
+        """Wait, and give each scheduled request its tokens."""
+        self.wait()
         ids = self.host_ids[: len(self.ids)].tolist()
         for i, token in self.known.items():
             ids[i] = token
