@@ -47,7 +47,7 @@ class ModelRunner:
         if config.fuse is True or config.fuse == "auto" and self.model.device.type == "cuda" and not triton_lacks():
             self.model = self.model.fuse()
         self.config = config
-        self.backend = get_backend(config.attention_backend)
+        self.backend = get_backend(config.attention_backend, self.model.device)
         self.sampler = sampler or SimpleSampler()
         layers, device = self.model.cfg.num_hidden_layers, self.model.device
         shape = cache_shape(self.model.cfg, config.block_size, num_blocks + 1)
