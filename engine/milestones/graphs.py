@@ -11,12 +11,14 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from engine.exercises import registry
+from engine.milestones import timeline
 from engine.milestones.workload import choose_device, require_all_exercises
 from engine.models.config import Qwen3Config
 from engine.models.qwen3 import Qwen3, random_model
@@ -116,6 +118,7 @@ def seconds_of(call, device, repeat: int = 9) -> float:
 def start_decoding(core: EngineCore, batch: int, context: int, max_tokens: int, temperature: float = 0.0) -> None:
     """Requests past their prefill, which is not computed: the pool is filled with random numbers instead."""
     rng = random.Random(0)
+    torch.manual_seed(0)
     for cache in core.runner.kv_caches:
         for pool in cache:
             pool.normal_()
@@ -157,13 +160,19 @@ class Steps:
     host_ms: float  # of it not spent waiting for the device, median
 
 
-def run_steps(model, variant: str, batch: int, context: int, steps: int, device: str) -> Steps:
+def decoding_core(model, variant: str, batch: int, context: int, steps: int) -> EngineCore:
+    """A core with so many requests past their prefill, and room for so many steps."""
     config = EngineConfig(
         num_blocks=batch * -(-(context + steps + 32) // 16) + 8, max_num_seqs=batch, max_model_len=2 * context,
         max_num_batched_tokens=max(8192, 2 * batch), enable_prefix_caching=False, **VARIANTS[variant],
     )  # fmt: skip
     core = EngineCore(model, config, sampler=DeviceSampler())
     start_decoding(core, batch, context, steps + 24)
+    return core
+
+
+def run_steps(model, variant: str, batch: int, context: int, steps: int, device: str) -> Steps:
+    core = decoding_core(model, variant, batch, context, steps)
     outputs = {f"r{i}": [] for i in range(batch)}
     times, waits = [], []
     with Waiting() as waiting:
@@ -224,6 +233,25 @@ def steps_table(args, model, cfg, name, ceilings, device, emit) -> Table:
     return table
 
 
+def timelines(model, name: str, batch: int, context: int, folder: Path, emit) -> None:
+    """Profile some steps, plain and asynchronous; the device's idle share, and a picture."""
+    lines = {}
+    for variant in ("plain", "async"):
+        core = decoding_core(model, variant, batch, context, 20)
+        for _ in range(WARM_UP):
+            core.step()
+        lines[variant] = line = timeline.record(core.step, 8)
+        emit({
+            "timeline": name, "requests": batch, "variant": variant, "waits_for_host": round(line.idle, 4),
+            "all_pauses": round(line.paused, 4),
+        })  # fmt: skip
+        lines[variant] = timeline.Timeline(line.steps[:3], [k for k in line.kernels if k[0] < line.steps[2][1]])
+        del core
+        gc.collect()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"timeline-{name}-{batch}.svg").write_text(timeline.draw(lines), encoding="utf-8")
+
+
 def workload(model, requests: int, low: int, high: int, device: str, emit, variants) -> None:
     """Requests of random lengths, prompt and output both uniform in [low, high], as nano-vllm's benchmark has them."""
     rng = random.Random(0)
@@ -261,6 +289,8 @@ def main(args) -> int:
         if variant not in VARIANTS:
             raise ValueError(f"unknown variant {variant!r}; known: {', '.join(VARIANTS)}")
     device = choose_device(args.device)
+    if args.timeline and device != "cuda":
+        raise ValueError("--timeline needs a CUDA device")
     names = args.model or (["qwen3-0.6b", "qwen3-8b"] if device == "cuda" else ["small"])
     shapes = {name: shape_of(name, 4 * args.context) for name in names}
     console = Console(stderr=True, width=None if sys.stderr.isatty() else 110)
@@ -278,6 +308,9 @@ def main(args) -> int:
         for name, cfg in shapes.items():
             model = random_weights(cfg, dtype, device)
             console.print(steps_table(args, model, cfg, name, ceilings, device, emit))
+            if args.timeline:
+                for batch in args.batch:
+                    timelines(model, name, batch, args.context, args.timeline, emit)
             if name == names[0] and not args.no_workload:
                 variants = [v for v in ("fused", "graphs", "async") if not args.variant or v in args.variant]
                 high = min(1024, args.context)
