@@ -163,7 +163,7 @@ class Steps:
 def decoding_core(model, variant: str, batch: int, context: int, steps: int) -> EngineCore:
     """A core with so many requests past their prefill, and room for so many steps."""
     config = EngineConfig(
-        num_blocks=batch * -(-(context + steps + 32) // 16) + 8, max_num_seqs=batch, max_model_len=2 * context,
+        num_blocks=batch * -(-(context + steps + 48) // 16) + 8192 // 16, max_num_seqs=batch, max_model_len=2 * context,
         max_num_batched_tokens=max(8192, 2 * batch), enable_prefix_caching=False, **VARIANTS[variant],
     )  # fmt: skip
     core = EngineCore(model, config, sampler=DeviceSampler())

@@ -43,6 +43,7 @@ class OverlappedCore(EngineCore):
 
     def __init__(self, *args, **kwargs):
         self.flights = deque()
+        self._chunks = False  # may a running request be in mid-prompt?
         super().__init__(*args, **kwargs)
 
     @exercise(33, "One step ahead")
@@ -85,17 +86,20 @@ class OverlappedCore(EngineCore):
     # -- given
 
     def may_preempt(self) -> bool:
-        """Could planning run out of blocks? Each running request may need one more, besides those of the budget."""
-        size = self.blocks.block_size
-        wanted = len(self.scheduler.running) + -(-self.config.max_num_batched_tokens // size)
+        """Could planning run out of blocks? Each running request may need one more, and chunks those of the budget."""
+        wanted = len(self.scheduler.running)
+        if self._chunks:
+            wanted += self.blocks.blocks_for(self.config.max_num_batched_tokens)
         return self.blocks.num_free < wanted
 
     def advance(self, out) -> None:
         """Count a launched plan as computed; placeholders for the tokens to come."""
+        self._chunks = out.num_tokens >= self.config.max_num_batched_tokens  # some may have got nothing
         for request, n in out.scheduled:
             request.num_computed_tokens += n
             if request.num_computed_tokens < request.num_tokens:
-                continue  # in mid-prompt
+                self._chunks = True
+                continue
             request.append(PLACEHOLDER)
             request.num_placeholders += 1
             full = request.num_tokens >= self.max_model_len
