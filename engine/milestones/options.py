@@ -70,6 +70,11 @@ def add_model(command, help: str) -> None:
     command.add_argument("--dtype", choices=dtypes, default="float32", help="default float32; auto measures")
     command.add_argument("--backend", metavar="NAME", help="attention backend")
     command.add_argument("--device", choices=("cpu", "cuda"), help="default cuda if there is a GPU, else cpu")
+    on_off = argparse.BooleanOptionalAction
+    command.add_argument("--fuse", action=on_off, help="fused kernels (chapter 33); default on a GPU")
+    modes = ("on", "static", "off", "auto")
+    command.add_argument("--graphs", choices=modes, default="auto", help="decode steps from CUDA graphs; default auto")
+    command.add_argument("--async", action="store_true", dest="overlap", help="plan a step before the last one is read")
     command.add_argument("--seed", type=int, default=0, metavar="N", help="default 0")
     command.add_argument("--threads", type=int, metavar="N", help="CPU threads")
     add_cache(command)
