@@ -95,7 +95,8 @@ class GraphRunner(ModelRunner):
         self._host_ids = [torch.zeros(2 * most, dtype=torch.int64, pin_memory=cuda) for _ in range(RING)]
         self._turn = 0
         self.previous = torch.zeros(most, dtype=torch.int64, device=device)
-        self._sources: dict = {}  # Request -> place of its newest token in `previous`
+        self._order: list = []  # whose tokens lie in `previous`, in order; None for all but a request's newest
+        self._hosted: set = set()  # requests in rows whose tokens the host samples or looks at
         self._starts = {size: torch.arange(size + 1, dtype=torch.int32) for size in self.sizes}
         self._device_starts = {size: starts.to(device) for size, starts in self._starts.items()}
         self._graphs: dict[int, tuple] = {}
@@ -153,12 +154,10 @@ class GraphRunner(ModelRunner):
             flight = self._launch_decode(out.scheduled, block_tables)
         else:
             flight = self._launch_any(out.scheduled, block_tables)
-        self._sources = {}
-        place = 0
+        self._order = []
         for (request, _), count in zip(flight.scheduled, flight.counts, strict=True):
-            place += count
             if count:
-                self._sources[request] = place - 1
+                self._order += [None] * (count - 1) + [request]
         self.seconds["forward"] += time.perf_counter() - begin
         return flight
 
@@ -186,8 +185,8 @@ class GraphRunner(ModelRunner):
         if self._copied[turn] is not None:
             self._copied[turn].synchronize()  # its last copy has left the buffer
         host = self._ring[turn]
-        sources = [self._sources.get(r, -1) if r.num_placeholders else -1 for r, _ in scheduled]
-        self.rows.fill(host.numpy()[:, :size], scheduled, block_tables, sources, self.heat)
+        sources = self._sources([request for request, _ in scheduled])
+        self.rows.fill(host.numpy()[:, :size], scheduled, block_tables, sources, self._enter)
         self.packed.copy_(host, non_blocking=True)
         if self._copied[turn] is not None:
             self._copied[turn].record()
@@ -197,7 +196,8 @@ class GraphRunner(ModelRunner):
         else:
             ids, hidden = self.decode_step(size, (host[Field.POSITION, :size] + 1).int())
         flight = Flight(scheduled, [1] * count, ids[:count], self._host_ids[turn], vocab=self.model.cfg.vocab_size)
-        if any(map(self._needs_host, scheduled)):
+        self._hosted = {request for request in self._hosted if not request.status.finished}
+        if self._hosted and any(request in self._hosted for request, _ in scheduled):
             logits = self.model.compute_logits(hidden[:count]).float()
             self._finish_on_host(flight, logits, [])
         return self._send(flight)
@@ -223,20 +223,33 @@ class GraphRunner(ModelRunner):
         self._turn = turn = (self._turn + 1) % RING
         host_ids = self._host_ids[turn] if num_sampled <= len(self._host_ids[turn]) else torch.empty(num_sampled).long()
         flight = Flight(scheduled, batch.sample_counts, ids, host_ids, rows=rows, vocab=self.model.cfg.vocab_size)
-        if any(map(self._needs_host, scheduled)):
+        if any(self._needs_host(request) for request, _ in scheduled):
             self._finish_on_host(flight, logits.float(), batch.prompt_spans)
         return self._send(flight)
 
     def _fill_placeholders(self, batch, scheduled) -> None:
         """Put the tokens that are still on the device in where the host has PLACEHOLDER."""
-        rows, sources, row = [], [], -1
+        rows, row = [], -1
         for request, n in scheduled:
             row += n
             if request.num_placeholders:
                 rows.append(row)
-                sources.append(self._sources[request])
+        sources = self._sources([request for request, _ in scheduled if request.num_placeholders])
         rows, sources = (int_tensor(x, torch.int64, self.model.device) for x in (rows, sources))
         batch.input_ids[rows] = self.previous[sources]
+
+    def _sources(self, requests: list) -> list[int]:
+        """Where in `previous` the newest token of each lies, -1 if the host has it."""
+        if requests == self._order and all(request.num_placeholders for request in requests):
+            return list(range(len(requests)))
+        place = {request: i for i, request in enumerate(self._order)}
+        return [place[request] if request.num_placeholders else -1 for request in requests]
+
+    def _enter(self, request) -> float:
+        """The device's temperature for a request that gets a row."""
+        if self._needs_host(request):
+            self._hosted.add(request)
+        return self.heat(request)
 
     def _send(self, flight: Flight) -> Flight:
         """Start the copy of the tokens to the host."""
@@ -257,9 +270,9 @@ class GraphRunner(ModelRunner):
             return isinstance(self.sampler, SimpleSampler)
         return isinstance(self.sampler, DeviceSampler) and not filtered(request.params)
 
-    def _needs_host(self, pair) -> bool:
-        params = pair[0].params
-        return params.logprobs is not None or params.prompt_logprobs is not None or not self._drawn_on_device(pair[0])
+    def _needs_host(self, request) -> bool:
+        params = request.params
+        return params.logprobs is not None or params.prompt_logprobs is not None or not self._drawn_on_device(request)
 
     def _finish_on_host(self, flight: Flight, logits, prompt_spans) -> None:
         """Sample the rows that the device could not, and keep the logits for log-probabilities.  Waits."""
