@@ -106,7 +106,7 @@ class GraphRunner(ModelRunner):
     # -- the decode step
 
     def decode_step(self, size: int, seq_lens_cpu=None):
-        """The first `size` columns of self.packed -> (tokens [size] i64, in self.previous too; hidden [size, hidden])."""
+        """The first `size` columns of packed -> (tokens [size] i64, in self.previous too; hidden [size, hidden])."""
         packed, block_size = self.packed[:, :size], self.config.block_size
         tokens, positions, seq_lens, table, slots = decode_inputs(
             packed, self.rows.tables, self.rows.width, self.previous, block_size
