@@ -126,7 +126,8 @@ prefill("edge-lost", "from_tile, to_tile = edge_tile, ", "from_tile, to_tile = e
         "the whole tiles include the edge")  # fmt: skip
 prefill("whole-tiles-twice", "from_tile, to_tile = edge_tile, ", "from_tile, to_tile = begin_tile, ", BEGIN,
         "the second pass begins where the first did")  # fmt: skip
-prefill("window-without-masks", "        edge_tile = begin_tile\n", "        edge_tile = tl.maximum(edge_tile, begin_tile)\n",
-        SEES, "tiles below the diagonal are whole, in a window too")  # fmt: skip
+prefill("window-without-masks", "        edge_tile = begin_tile\n",
+        "        edge_tile = tl.maximum(edge_tile, begin_tile)\n", SEES,
+        "tiles below the diagonal are whole, in a window too")  # fmt: skip
 prefill("last-number-plus-one", "tl.num_programs(0) - 1 - ", "tl.num_programs(0) - ", SEARCH,
         "the last program has the number of programs")  # fmt: skip
