@@ -21,6 +21,17 @@ def kernels(command) -> None:
     command.add_argument("--threads", type=int, metavar="N", help="CPU threads")
 
 
+def overhead(command) -> None:
+    add_impl(command, default="solution")
+    command.add_argument("--repeat", type=int, default=50, metavar="K", help="medians of K calls, default 50")
+
+
+def soak(command) -> None:
+    add_impl(command, default="solution")
+    command.add_argument("--minutes", type=float, default=30, metavar="M", help="default 30")
+    command.add_argument("--seed", type=int, metavar="N", help="default: another one each time; it is printed")
+
+
 def generate(command) -> None:
     add_impl(command, default="solution")
     add_model(command, "tiny, smollm2, or a folder with a Qwen3 or Llama (default tiny)")
