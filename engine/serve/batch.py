@@ -69,7 +69,7 @@ def int_tensor(numbers, dtype, device="cpu") -> torch.Tensor:
 
 
 def table_tensor(tables, device="cpu") -> torch.Tensor:
-    """Block ids as one table [R, W] i32.  tables: (list of ids, how many of them count); zeros fill the shorter rows."""
+    """Block ids as one table [R, W] i32.  tables: (list of ids, how many of them count); zeros fill up shorter rows."""
     width = max((count for _, count in tables), default=0)
     packed, zeros = array("i"), array("i", [0] * width)
     for table, count in tables:
