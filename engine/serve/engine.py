@@ -89,7 +89,7 @@ class EngineCore:
         with self.atomic:
             for i, name in enumerate(names):
                 request = make(name, params if params.n == 1 else params.child(i))
-                self.atomic.before[request] = None
+                self.atomic.before.append((request, None))
                 if params.n > 1:
                     request.extra["parent"] = request_id, i
                     self.children.setdefault(request_id, {})[name] = None
@@ -129,7 +129,7 @@ class EngineCore:
             for name in list(self.children.get(request_id, [request_id])):
                 request = self.scheduler.requests.get(name)
                 if request is not None:
-                    self.atomic.before[request] = request.num_tokens
+                    self.atomic.before.append((request, request.num_tokens))
                     self.scheduler.abort(name)
                     self._forget(request)
                     outputs.append(RequestOutput(request, []))
@@ -187,7 +187,7 @@ class EngineCore:
 
         tokens[j] follows the j-th draft, so it holds if all drafts up to there are what was sampled in their place.
         """
-        self.atomic.before[request] = len(request.token_ids)
+        self.atomic.before.append((request, len(request.token_ids)))
         if not request.spec_token_ids:
             request.num_computed_tokens += n
             return tokens

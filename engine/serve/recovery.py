@@ -16,16 +16,16 @@ class Atomic:
     What remains: a Ctrl-C between the end of a call and the caller's next line hits the caller, who then lacks what the
     call returned. No function can help that; the tokens are in the next output's output_token_ids, if there is one.
 
-    before: each request that a call is about to change, with the number of its tokens so far; None: it is new.
+    before: (request, its number of tokens) as it was, for each that a call is about to change; None: it is new.
     """
 
     def __init__(self, core):
         self.core = core
-        self.before: dict = {}
+        self.before: list[tuple] = []
 
     def __enter__(self):
         self._repair()
-        core, self.before = self.core, {}
+        core, self.before = self.core, []
         self.counters = core.num_steps, core.num_scheduled_tokens, core.num_preemptions, replace(core.blocks.stats)
         core.scheduler.half_done = True
 
@@ -34,13 +34,13 @@ class Atomic:
             self.core.scheduler.half_done |= bool(self.before)
             self._repair()
         # One line: before it nothing has happened, after it everything. And the next call does not pay for `before`.
-        self.core.scheduler.half_done, self.before = False, {}
+        self.core.scheduler.half_done, self.before = False, []
 
     def _repair(self) -> None:
         core = self.core
         if not core.scheduler.half_done:
             return
-        for request, num_tokens in self.before.items():
+        for request, num_tokens in self.before:
             parent, _ = request.extra.get("parent", (None, 0))
             if num_tokens is None:
                 core.scheduler.requests.pop(request.request_id, None)

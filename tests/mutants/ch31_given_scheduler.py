@@ -158,8 +158,8 @@ recovery(
     name="forgets-who-ended",
 )
 recovery(
-    "        self.core.scheduler.half_done, self.before = False, {}\n",
-    "        self.core.scheduler.half_done = False\n        self.before = {}\n",
+    "        self.core.scheduler.half_done, self.before = False, []\n",
+    "        self.core.scheduler.half_done = False\n        self.before = []\n",
     caught_by="test_an_interrupt_while_adding_or_aborting_has_not_happened",
     believes="one line more makes no difference",
     name="two-lines-to-commit",
