@@ -35,6 +35,17 @@ def graphs(command) -> None:
     command.add_argument("--device", choices=("cpu", "cuda"), help="default cuda if there is a GPU, else cpu")
 
 
+def overhead(command) -> None:
+    add_impl(command, default="solution")
+    command.add_argument("--repeat", type=int, default=50, metavar="K", help="medians of K calls, default 50")
+
+
+def soak(command) -> None:
+    add_impl(command, default="solution")
+    command.add_argument("--minutes", type=float, default=30, metavar="M", help="default 30")
+    command.add_argument("--seed", type=int, metavar="N", help="default: another one each time; it is printed")
+
+
 def generate(command) -> None:
     add_impl(command, default="solution")
     add_model(command, "tiny, smollm2, or a folder with a Qwen3 or Llama (default tiny)")

@@ -67,7 +67,7 @@ class EngineCore:
         ValueError, with the engine untouched: empty prompt, token outside the vocabulary, id in use, too long for
         max_model_len or for the pool, parameters that do not fit the model, a priority or arrival_time that is no
         number, a cache_key that is no tuple of plain values. QueueFullError, a ValueError, if they would be more than
-        max_waiting in the queue. Whoever was admitted once is never refused: a preempted request returns to a full queue.
+        max_waiting in the queue. Whoever was admitted once is never refused: the preempted return to a full queue.
         """
         params = SamplingParams() if params is None else params
         prompt_token_ids = list(prompt_token_ids)
