@@ -59,15 +59,20 @@ class Flight:
         if self.event is not None:
             self.event.synchronize()
 
-    def tokens(self) -> list[list[int]]:
-        """Wait, and give each scheduled request its tokens."""
+    def sampled(self) -> list[int]:
+        """Wait, and give all tokens, those of the host included."""
         self.wait()
         ids = self.host_ids[: len(self.ids)].tolist()
         for i, token in self.known.items():
             ids[i] = token
+        return ids
+
+    def tokens(self) -> list[list[int]]:
+        """Wait, and give each scheduled request its tokens."""
+        ids = self.sampled()
         check_drawn(ids, self.vocab)
         if self.record is not None:
-            logits, prompt_spans = self.record
+            (logits, prompt_spans), self.record = self.record, None
             logprobs.record(logits, self.rows, ids[: len(self.rows)], prompt_spans)
         rest = iter(ids)
         return [[next(rest) for _ in range(count)] for count in self.counts]
@@ -96,6 +101,8 @@ class GraphRunner(ModelRunner):
         self._turn = 0
         self.previous = torch.zeros(most, dtype=torch.int64, device=device)
         self._sources: dict = {}  # Request -> place of its newest token in `previous`
+        self._newest: tuple = (0, None)  # (turn, flight) of the launch whose tokens are in `previous`
+        self._launching = False  # has a launch begun that did not end well?
         self._starts = {size: torch.arange(size + 1, dtype=torch.int32) for size in self.sizes}
         self._device_starts = {size: starts.to(device) for size, starts in self._starts.items()}
         self._graphs: dict[int, tuple] = {}
@@ -147,20 +154,32 @@ class GraphRunner(ModelRunner):
 
     @torch.inference_mode()
     def launch(self, out, block_tables) -> Flight:
-        """Start a planned step; its tokens come with `Flight.tokens`."""
+        """Start a planned step; its tokens come with `Flight.tokens`.  One that raises leaves the one before intact."""
         begin = time.perf_counter()
+        if self._launching:
+            self._recover()
+        self._launching = True
         if self.mode != "off" and self._is_decode(out.scheduled):
             flight = self._launch_decode(out.scheduled, block_tables)
         else:
             flight = self._launch_any(out.scheduled, block_tables)
-        self._sources = {}
-        place = 0
+        sources, place = {}, 0
         for (request, _), count in zip(flight.scheduled, flight.counts, strict=True):
             place += count
             if count:
-                self._sources[request] = place - 1
+                sources[request] = place - 1
+        self._sources, self._newest = sources, (self._turn, flight)
+        self._launching = False
         self.seconds["forward"] += time.perf_counter() - begin
         return flight
+
+    def _recover(self) -> None:
+        """After a launch that broke off: `previous` from the host, and rows whose updates may not have arrived anew."""
+        self._turn, flight = self._newest  # or the flight's buffer would come round too early
+        self.rows.table_of = [None] * self.rows.num_rows
+        if flight is not None:
+            ids = torch.tensor(flight.sampled(), dtype=torch.int64)[: len(self.previous)]
+            self.previous[: len(ids)] = ids.to(self.previous.device)
 
     def execute(self, out, block_tables) -> list[list[int]]:
         """One forward pass over the plan -> for each scheduled request the token ids sampled from its rows."""
