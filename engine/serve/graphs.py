@@ -217,6 +217,7 @@ class GraphRunner(ModelRunner):
             ids, hidden = self.decode_step(size, (host[Field.POSITION, :size] + 1).int())
         flight = Flight(scheduled, [1] * count, ids[:count], self._host_ids[turn], vocab=self.model.cfg.vocab_size)
         if any(map(self._needs_host, scheduled)):
+            flight.rows = [(request, request.num_output_tokens) for request, _ in scheduled]
             logits = self.model.compute_logits(hidden[:count]).float()
             self._finish_on_host(flight, logits, [])
         return self._send(flight)
@@ -282,7 +283,6 @@ class GraphRunner(ModelRunner):
 
     def _finish_on_host(self, flight: Flight, logits, prompt_spans) -> None:
         """Sample the rows that the device could not, and keep the logits for log-probabilities.  Waits."""
-        flight.rows = flight.rows or [(request, request.num_output_tokens) for request, _ in flight.scheduled]
         mine = [i for i, (request, _) in enumerate(flight.rows) if not self._drawn_on_device(request)]
         if mine:
             tokens = self.sampler(logits[mine], [flight.rows[i] for i in mine])

@@ -203,9 +203,11 @@ class LateHarness(Harness):
             text = f"{name} is in {places} of: running, waiting, retired"
             expect(places == 1, text, see=AHEAD)
             known, computed = request.num_tokens - request.num_placeholders, request.num_computed_tokens
-            expect(0 <= computed < request.num_tokens, f"{name}: {computed} of {request.num_tokens} computed", see=AHEAD)
+            total = request.num_tokens
+            expect(0 <= computed < total, f"{name}: {computed} of {total} tokens computed", see=AHEAD)
             expect(all(token >= 0 for token in request.token_ids[:known]), f"{name}: a known token is -1", see=AHEAD)
-            expect(all(token < 0 for token in request.token_ids[known:]), f"{name}: a placeholder has a value", see=AHEAD)
+            open_ones = request.token_ids[known:]
+            expect(all(token < 0 for token in open_ones), f"{name}: a placeholder has a value", see=AHEAD)
             coming = sum(samples for f in flights for r, *_, samples in f.work if r is request)
             expect_equal(request.num_placeholders, coming, f"placeholders of {name}, tokens to come for it", see=AHEAD)
             if request in waiting:
