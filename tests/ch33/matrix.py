@@ -246,7 +246,8 @@ def test_the_runner_that_a_configuration_asks_for():
         expect(type(made(**settings)) is ModelRunner, f"{settings}: not the plain runner", see=STATIC)
     for settings, mode in (({"cuda_graphs": "static"}, "static"), ({"async_scheduling": True}, "off")):
         runner = made(**settings)
-        expect(type(runner) is GraphRunner and runner.mode == mode, f"{settings}: not a GraphRunner {mode}", see=STATIC)
+        right = type(runner) is GraphRunner and runner.mode == mode
+        expect(right, f"{settings}: not a GraphRunner of mode {mode}", see=STATIC)
     expect(isinstance(made(async_scheduling=True).sampler, DeviceSampler), "ahead, tokens stay on the device", see=AHEAD)
     expect_raises(ValueError, made, cuda_graphs="on", match="'static' runs the same code", see=STATIC)
 
@@ -291,7 +292,8 @@ def test_a_replay_is_the_step_run_eagerly_bit_by_bit():
         for i, (a, b) in enumerate(zip(replayed, eager, strict=True)):
             real = packed[Field.POSITION, :size].cuda() >= 0
             a, b = (x[:size][real] if i < 2 else x[:-1] for x in (a, b))
-            expect(torch.equal(a, b), f"size {size}: part {i} of a replay differs from the eager step", see=STATIC)
+            text = f"size {size}: part {i} of a replay differs from the eager step"
+            expect(torch.equal(a, b), text, see=STATIC)
 
 
 def cuda_core(**settings):
@@ -305,7 +307,8 @@ def cuda_core(**settings):
 @grades(*ALL)
 def test_graphs_give_the_tokens_of_static_buffers():
     cores = [
-        cuda_core(cuda_graphs="static"), cuda_core(cuda_graphs="on"), cuda_core(cuda_graphs="on", async_scheduling=True),
+        cuda_core(cuda_graphs="static"), cuda_core(cuda_graphs="on"),
+        cuda_core(cuda_graphs="on", async_scheduling=True),
         cuda_core(cuda_graphs="on", async_scheduling=True, num_blocks=12),
     ]  # fmt: skip
     right, *others = [serve_warm(core) for core in cores]

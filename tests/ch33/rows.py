@@ -119,8 +119,8 @@ class Bench:
 def test_a_column_for_each_request(count):
     bench, random = Bench(), rng(f"columns {count}")
     requests = [
-        bench.add(random.randint(1, 30), random.randint(1, 30), random.sample(range(99), 3), 0.7, random.getrandbits(63))
-        for _ in range(count)
+        bench.add(random.randint(1, 30), random.randint(1, 30), random.sample(range(99), 3), 0.7, seed)
+        for seed in [random.getrandbits(63) for _ in range(count)]
     ]
     bench.fill(requests)
     for request in requests:
