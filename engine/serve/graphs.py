@@ -1,14 +1,13 @@
 """A runner whose decode steps have fixed shapes and addresses, so that a CUDA graph can replay them."""
 
 import time
-from dataclasses import dataclass, field
 
 import torch
 
 from engine.exercises import exercise, fill
-from engine.serve import logprobs
 from engine.serve.batch import BatchMeta, build_batch, int_tensor
-from engine.serve.device_sampler import DeviceSampler, check_drawn, filtered
+from engine.serve.device_sampler import DeviceSampler, filtered
+from engine.serve.flight import Flight
 from engine.serve.rows import Field, Rows
 from engine.serve.runner import ModelRunner
 from engine.serve.sampler import SimpleSampler
@@ -39,40 +38,6 @@ def decode_inputs(packed, tables, width, previous, block_size):
     raise NotImplementedError
 
 
-@dataclass
-class Flight:
-    """A step on its way: launched, its tokens perhaps not computed yet."""
-
-    scheduled: list
-    counts: list[int]  # tokens to come for each scheduled request
-    ids: torch.Tensor  # [L] i64, where they will be, on the device
-    host_ids: torch.Tensor  # and on the host, once `event` has passed
-    event: object = None
-    rows: list = field(default_factory=list)  # (request, output position) of each token; only if somebody needs it
-    known: dict[int, int] = field(default_factory=dict)  # tokens that the host has sampled itself, by place
-    record: tuple | None = None  # (logits, prompt_spans of the batch) for log-probabilities
-    vocab: int = 0
-    held: list = field(default_factory=list)  # requests that ended meanwhile: their blocks may still be written
-
-    def wait(self) -> None:
-        """Until the tokens are on the host."""
-        if self.event is not None:
-            self.event.synchronize()
-
-    def tokens(self) -> list[list[int]]:
-        """Wait, and give each scheduled request its tokens."""
-        self.wait()
-        ids = self.host_ids[: len(self.ids)].tolist()
-        for i, token in self.known.items():
-            ids[i] = token
-        check_drawn(ids, self.vocab)
-        if self.record is not None:
-            logits, prompt_spans = self.record
-            logprobs.record(logits, self.rows, ids[: len(self.rows)], prompt_spans)
-        rest = iter(ids)
-        return [[next(rest) for _ in range(count)] for count in self.counts]
-
-
 class GraphRunner(ModelRunner):
     """ModelRunner whose steps can be launched without a wait, and whose decode steps run in static buffers.
 
@@ -97,6 +62,8 @@ class GraphRunner(ModelRunner):
         self.previous = torch.zeros(most, dtype=torch.int64, device=device)
         self._order: list = []  # whose tokens lie in `previous`, in order; None for all but a request's newest
         self._hosted: set = set()  # requests in rows whose tokens the host samples or looks at
+        self._newest: tuple = (0, None)  # (turn, flight) of the launch whose tokens are in `previous`
+        self._launching = False  # has a launch begun that did not end well?
         self._starts = {size: torch.arange(size + 1, dtype=torch.int32) for size in self.sizes}
         self._device_starts = {size: starts.to(device) for size, starts in self._starts.items()}
         self._graphs: dict[int, tuple] = {}
@@ -148,18 +115,31 @@ class GraphRunner(ModelRunner):
 
     @torch.inference_mode()
     def launch(self, out, block_tables) -> Flight:
-        """Start a planned step; its tokens come with `Flight.tokens`."""
+        """Start a planned step; its tokens come with `Flight.tokens`.  One that raises leaves the one before intact."""
         begin = time.perf_counter()
+        if self._launching:
+            self._recover()
+        self._launching = True
         if self.mode != "off" and self._is_decode(out.scheduled):
             flight = self._launch_decode(out.scheduled, block_tables)
         else:
             flight = self._launch_any(out.scheduled, block_tables)
-        self._order = []
+        order = []
         for (request, _), count in zip(flight.scheduled, flight.counts, strict=True):
             if count:
-                self._order += [None] * (count - 1) + [request]
+                order += [None] * (count - 1) + [request]
+        self._order, self._newest = order, (self._turn, flight)
+        self._launching = False
         self.seconds["forward"] += time.perf_counter() - begin
         return flight
+
+    def _recover(self) -> None:
+        """After a launch that broke off: `previous` from the host, and rows whose updates may not have arrived anew."""
+        self._turn, flight = self._newest  # or the flight's buffer would come round too early
+        self.rows.table_of = [None] * self.rows.num_rows
+        if flight is not None:
+            ids = torch.tensor(flight.sampled(), dtype=torch.int64)[: len(self.previous)]
+            self.previous[: len(ids)] = ids.to(self.previous.device)
 
     def execute(self, out, block_tables) -> list[list[int]]:
         """One forward pass over the plan -> for each scheduled request the token ids sampled from its rows."""
@@ -198,6 +178,7 @@ class GraphRunner(ModelRunner):
         flight = Flight(scheduled, [1] * count, ids[:count], self._host_ids[turn], vocab=self.model.cfg.vocab_size)
         self._hosted = {request for request in self._hosted if not request.status.finished}
         if self._hosted and any(request in self._hosted for request, _ in scheduled):
+            flight.rows = [(request, request.num_output_tokens) for request, _ in scheduled]
             logits = self.model.compute_logits(hidden[:count]).float()
             self._finish_on_host(flight, logits, [])
         return self._send(flight)
@@ -276,7 +257,6 @@ class GraphRunner(ModelRunner):
 
     def _finish_on_host(self, flight: Flight, logits, prompt_spans) -> None:
         """Sample the rows that the device could not, and keep the logits for log-probabilities.  Waits."""
-        flight.rows = flight.rows or [(request, request.num_output_tokens) for request, _ in flight.scheduled]
         mine = [i for i, (request, _) in enumerate(flight.rows) if not self._drawn_on_device(request)]
         if mine:
             tokens = self.sampler(logits[mine], [flight.rows[i] for i in mine])

@@ -7,20 +7,11 @@ from engine.serve.blocks import BlockManager
 from engine.serve.engine import EngineCore
 from engine.serve.request import Status
 
-PLACEHOLDER = -1  # stands in token_ids for a token that is still on the device
+PLACEHOLDER = -1  # stands in token_ids for a token that is still on the device; known ones are never negative
 
 
 class LateBlocks(BlockManager):
     """Blocks whose newest token may be a placeholder: such a block has no hash yet."""
-
-    def block_hashes(self, request):
-        known = request.num_tokens - request.num_placeholders
-        tokens, hidden = request.token_ids, request.token_ids[known:]
-        del tokens[known:]
-        try:
-            return super().block_hashes(request)
-        finally:
-            tokens += hidden
 
     def cache_full_blocks(self, request, num_tokens=None):
         if num_tokens is None:
@@ -119,6 +110,8 @@ class OverlappedCore(EngineCore):
 
     def _abort(self, request) -> None:
         self.end(request, Status.FINISHED_ABORTED)
+        if not self.has_unfinished:  # nobody would call again, and its blocks should be free
+            self.collect()
 
     def forget_flights(self) -> None:
         self.flights.clear()

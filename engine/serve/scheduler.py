@@ -226,7 +226,8 @@ class Scheduler:
             request.num_preemptions += request.status is Status.RUNNING
             request.status = Status.PREEMPTED if request.num_preemptions else Status.WAITING
             request.num_computed_tokens, request.swapped_out, request.spec_token_ids = 0, None, []
-            del request.token_ids[request.num_tokens - request.num_placeholders :]
+            while request.token_ids[-1] < 0:  # placeholders: an interrupt may have hit before they were counted
+                request.token_ids.pop()
             request.num_placeholders = 0
             if not request.num_output_tokens:
                 request.num_cached_tokens = None
