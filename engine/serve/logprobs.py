@@ -8,7 +8,8 @@ from engine.serve.request import Request
 def record(logits: torch.Tensor, rows: list[tuple[Request, int]], token_ids: list[int], prompt_spans) -> None:
     """Keep what the requests of this step asked for.
 
-    logits [L, V]; rows and token_ids as in SimpleSampler, prompt_spans as in Batch.  Writing by position makes a step that is repeated after a failure overwrite its own entries.
+    logits: [L, V].  rows, token_ids: as in SimpleSampler.  prompt_spans: as in Batch.
+    Writing by position makes a step that is repeated after a failure overwrite its own entries.
     """
     for i, ((request, position), token_id) in enumerate(zip(rows, token_ids, strict=True)):
         if request.params.logprobs is not None:
