@@ -263,7 +263,7 @@ def workload(model, requests: int, low: int, high: int, device: str, emit, varia
             max_num_seqs=min(requests, 256), max_num_batched_tokens=16_384, max_model_len=2 * high, **VARIANTS[variant]
         )
         core = EngineCore(model, config, sampler=DeviceSampler())
-        core.generate(prompts[:4], [SamplingParams(max_tokens=4, ignore_eos=True)] * 4)
+        core.generate(prompts[:4], SamplingParams(max_tokens=4, ignore_eos=True))
         core.reset_prefix_cache()
         synchronize(device)
         begin, steps = time.perf_counter(), core.num_steps

@@ -62,7 +62,7 @@ def merge(intervals: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def draw(lines: dict[str, Timeline], width: int = 860) -> str:
-    """An SVG with two rows for each timeline, host and device, all on one scale."""
+    """An SVG with two rows for each timeline, host and device, all on one scale; the paler a bar, the more pauses."""
     span = max(max(t.steps[-1][1], t.kernels[-1][1]) for t in lines.values())
     scale, y, parts = (width - 130) / span, 20, []
     for name, line in lines.items():
@@ -71,7 +71,9 @@ def draw(lines: dict[str, Timeline], width: int = 860) -> str:
             parts.append(f'<text x="4" y="{y + 12}">{name}, {row}</text>')
             for begin, end in intervals:
                 x, w = 126 + begin * scale, max(0.5, (end - begin) * scale)
-                parts.append(f'<rect x="{x:.1f}" y="{y}" width="{w:.1f}" height="16" fill="{colour}" stroke="white"/>')
+                share = 1.0 if row == "host" else busy(line.kernels, begin, end)
+                paint = f'fill="{colour}" fill-opacity="{share:.2f}" stroke="white"'
+                parts.append(f'<rect x="{x:.1f}" y="{y}" width="{w:.1f}" height="16" {paint}/>')
             y += 20
         y += 10
     parts.append(f'<text x="126" y="{y + 8}">0</text><text x="{width - 60}" y="{y + 8}">{span / 1000:.1f} ms</text>')
@@ -83,3 +85,8 @@ def draw(lines: dict[str, Timeline], width: int = 860) -> str:
 def fuse(intervals: list[tuple[float, float]], gap: float) -> list[tuple[float, float]]:
     """Intervals less than `gap` apart as one, so that a picture of thousands stays small."""
     return [(b, e - gap) for b, e in merge([(b, e + gap) for b, e in intervals])]
+
+
+def busy(intervals: list[tuple[float, float]], begin: float, end: float) -> float:
+    """Share of [begin, end] that lies in one of the intervals."""
+    return sum(max(0.0, min(e, end) - max(b, begin)) for b, e in intervals) / (end - begin)

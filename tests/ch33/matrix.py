@@ -248,7 +248,8 @@ def test_the_runner_that_a_configuration_asks_for():
         runner = made(**settings)
         right = type(runner) is GraphRunner and runner.mode == mode
         expect(right, f"{settings}: not a GraphRunner of mode {mode}", see=STATIC)
-    expect(isinstance(made(async_scheduling=True).sampler, DeviceSampler), "ahead, tokens stay on the device", see=AHEAD)
+    sampler = made(async_scheduling=True).sampler
+    expect(isinstance(sampler, DeviceSampler), "one step ahead, tokens are sampled on the device", see=AHEAD)
     expect_raises(ValueError, made, cuda_graphs="on", match="'static' runs the same code", see=STATIC)
 
 

@@ -48,7 +48,8 @@ wrong("decode_inputs", "no-updates", "tables[packed[Field.CELL]] = packed[Field.
       "tables = tables.clone()\n    tables[packed[Field.CELL]] = packed[Field.BLOCK].int()\n",
       "test_updates_come_before_anything_is_read", "updates are for this step only")  # fmt: skip
 wrong("decode_inputs", "padding-writes-slot-0",
-      "torch.where(padding, -1, blocks * block_size + positions % block_size)", "blocks * block_size + positions % block_size", PADDING, "what padding writes is harmless")  # fmt: skip
+      "torch.where(padding, -1, blocks * block_size + positions % block_size)",
+      "blocks * block_size + positions % block_size", PADDING, "what padding writes is harmless")  # fmt: skip
 wrong("decode_inputs", "padding-sees-a-key", "(position + 1).int()", "(positions + 1).int()", PADDING,
       "padding has position 0, so length 1")  # fmt: skip
 wrong("decode_inputs", "length-off-by-one", "(position + 1).int()", "positions.int()", SLOT,
@@ -134,9 +135,11 @@ wrong(COLLECT, "outputs-in-mid-prompt", "if not tokens or request.status.finishe
 GRAPHS, OVERLAP = "engine/serve/graphs.py", "engine/serve/overlap.py"
 scaffold_mutant(GRAPHS, "        if self._launching:\n            self._recover()\n", "",
                 "test_a_sampler_that_raises_now_and_then", "a launch that raised has changed nothing", "no-recovery")
-scaffold_mutant(OVERLAP, "if not self.has_unfinished:  # nobody", "if False:  # nobody", "test_an_abort_of_everybody_leaves_nothing_in_the_air",
+scaffold_mutant(OVERLAP, "if not self.has_unfinished:  # nobody", "if False:  # nobody",
+                "test_an_abort_of_everybody_leaves_nothing_in_the_air",
                 "somebody calls step after the last abort", "abort-leaves-a-flight")  # fmt: skip
-scaffold_mutant(OVERLAP, "free=not flights", "free=True", HELD, "blocks of the finished are free at once", "free-at-once")
+scaffold_mutant(OVERLAP, "free=not flights", "free=True", HELD,
+                "blocks of the finished are free at once", "free-at-once")
 scaffold_mutant(OVERLAP, "            if full or request.num_output_tokens >= request.params.max_tokens:\n"
                 "                self.scheduler.retire(request)\n", "", KNOWN, "lengths end as stops do", "no-retire")
 scaffold_mutant("engine/serve/scheduler.py", "            while request.token_ids[-1] < 0:",
