@@ -8,6 +8,8 @@ import torch
 from engine.exercises import exercise, fill
 from engine.serve.sampler import SimpleSampler
 
+HOTTEST = 1e30  # whatever is hotter draws the same tokens, and would overflow in float32
+
 
 def philox(seeds, tokens, places) -> np.ndarray:
     """The first of the four 32-bit numbers of Philox-4x32-10 with key `seeds` and counter (token, place, 0, 0).
@@ -31,11 +33,12 @@ def philox(seeds, tokens, places) -> np.ndarray:
 def gumbel_argmax(logits, temperatures, seeds, places) -> torch.Tensor:
     """Greedy and temperature sampling of all rows at once.  (Your engine: Chapter 33)
 
-    logits: [N, V] on the CPU, of any floating type, computed with in float32.  temperatures: [N] f32; 0 takes the
-    largest logit.  seeds, places: [N] i64, the request's seed and the output position that is sampled.
-    A row with a temperature takes the largest of logit / temperature + g, g = -log(-log(u)), u = ((b >> 8) + 0.5) *
-    2^-24 in float32, b = philox(seeds, tokens, places) of that token: a draw from the softmax that depends on nothing
-    but seed, place and logits.
+    logits: [N, V] on the CPU, of any floating type, computed with in float32, left as they are; none is +inf.
+    temperatures: [N] f32, at most 1e30; 0 takes the largest logit.  seeds, places: [N] i64, the request's seed and the
+    output position that is sampled.
+    A row with a temperature takes the largest of logit + temperature * g, g = -log(-log(u)), u = ((b >> 9) + 0.5) *
+    2^-23 in float32, b = philox(seeds, tokens, places) of that token: a draw from softmax(logits / temperature) that
+    depends on nothing but seed, place and logits.
     Returns [N] i64: of equal scores the lowest token; V for a row without a number above -inf, or with a NaN.
     Source: Gumbel-max trick (Gumbel 1954).
     """
@@ -62,9 +65,8 @@ class DeviceSampler(SimpleSampler):
         """As SimpleSampler: logits [L, V] float32, rows of (request, output position) -> tokens."""
         if not rows:
             return []
-        plain = torch.tensor([0.0 if filtered(r.params) else r.params.temperature for r, _ in rows])
-        seeds, places = (torch.tensor(x) for x in zip(*((r.params.seed or 0, p) for r, p in rows), strict=True))
-        token_ids = self.draw(logits, *(x.to(logits.device) for x in (plain, seeds, places))).tolist()
+        drawn = zip(*((*drawn_with(request.params), place) for request, place in rows), strict=True)
+        token_ids = self.draw(logits, *(torch.tensor(x, device=logits.device) for x in drawn)).tolist()
         for i, (request, position) in enumerate(rows):
             if filtered(request.params):
                 token_ids[i] = super().__call__(logits[i : i + 1], [(request, position)])[0]
@@ -77,10 +79,17 @@ def filtered(params) -> bool:
     return params.temperature > 0 and (params.top_k > 0 or params.top_p < 1)
 
 
+def drawn_with(params) -> tuple[float, int]:
+    """(temperature, seed) of a request for `draw`: greedy if filtered, to be replaced; the seed wrapped to 64 bits."""
+    temperature = 0.0 if filtered(params) else min(float(params.temperature), HOTTEST)
+    return temperature, ((params.seed or 0) + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
 def check_drawn(token_ids: list[int], vocab: int) -> None:
     """ValueError if a row had nothing to draw from."""
     if token_ids and max(token_ids) >= vocab:
-        raise ValueError(f"row {token_ids.index(vocab)} of the logits has no number above -inf: nothing to draw from")
+        row = token_ids.index(vocab)
+        raise ValueError(f"row {row} of the logits has a NaN or no number above -inf: nothing to draw from")
 
 
 fill(__name__)

@@ -10,8 +10,8 @@ def gumbel_argmax(logits, temperatures, seeds, places):
     drawn = (temperatures > 0).nonzero().flatten()
     if len(drawn):
         bits = philox(seeds[drawn].numpy(), np.arange(vocab), places[drawn].numpy())
-        uniform = (torch.from_numpy((bits >> 8).astype(np.float32)) + 0.5) * 2.0**-24
-        scores[drawn] = scores[drawn] / temperatures[drawn, None] - (-uniform.log()).log()
+        uniform = (torch.from_numpy((bits >> 9).astype(np.float32)) + 0.5) * 2.0**-23
+        scores[drawn] -= temperatures[drawn, None] * (-uniform.log()).log()
     best = scores.amax(dim=1)
     tokens = torch.where(scores == best[:, None], torch.arange(vocab), vocab).amin(dim=1)
     return torch.where(best > -torch.inf, tokens, vocab)

@@ -28,7 +28,7 @@ def add_norm(x, residual, norm) -> torch.Tensor:
     width = residual.shape[1]
     if len(residual):
         add_norm_kernel[(len(residual),)](
-            residual if x is None else x, residual, norm.weight, normed, norm.eps, x is not None, width,
+            residual if x is None else x.contiguous(), residual, norm.weight, normed, norm.eps, x is not None, width,
             triton.next_power_of_2(width), num_warps=4 if width <= 2048 else 8,
         )  # fmt: skip
     return normed

@@ -15,10 +15,12 @@ def sample_kernel(
         if temperature > 0:
             zeros = (token * 0).to(tl.uint32)
             bits, _, _, _ = tl.philox(seed, token.to(tl.uint32), place.to(tl.uint32) + zeros, zeros, zeros)
-            uniform = ((bits >> 8).to(tl.float32) + 0.5) * 5.9604644775390625e-08
-            score = score / temperature - tl.log(-tl.log(uniform))
+            uniform = ((bits >> 9).to(tl.float32) + 0.5) * 1.1920928955078125e-07  # 2^-23
+            score = score - temperature * tl.log(-tl.log(uniform))
+        number = score == score
+        score = tl.where(number, score, float("inf"))  # a NaN wins, and is no token
         largest = tl.max(score, 0)
-        first = tl.min(tl.where(score == largest, token, VOCAB), 0)
+        first = tl.min(tl.where(number & (score == largest), token, VOCAB), 0)
         best, best_id = tl.maximum(largest, best), tl.where(largest > best, first, best_id)
     tl.store(values + n * PARTS + part, best)
     tl.store(ids + n * PARTS + part, best_id.to(tl.int64))
