@@ -14,6 +14,9 @@ What you have not written yet is borrowed from solutions/, so the whole always r
 
   python run.py core --requests 16    the milestone of chapter 31: one core for every request, measured and checked
   python run.py kernels               the milestone of chapter 32: attention backends beside what memory allows
+  python run.py graphs                the milestone of chapter 33: a decode step beside what the device allows
+  python run.py overhead              host time of a step, the queue and the prefix cache, at growing sizes
+  python run.py soak --minutes 30     random traffic and injected faults; a failure prints a case to replay
   python run.py generate --prompt "In the beginning"      text from a model, through that core
   python run.py models                the models it knows, and the command that brings each
   python run.py doctor                is this machine set up?
@@ -161,6 +164,27 @@ def cmd_kernels(args) -> int:
     return run_kernels(args)
 
 
+def cmd_graphs(args) -> int:
+    choose_code(args)
+    from engine.milestones.graphs import main as run_graphs
+
+    return run_graphs(args)
+
+
+def cmd_overhead(args) -> int:
+    choose_code(args)
+    from engine.milestones import overhead
+
+    return overhead.main(args)
+
+
+def cmd_soak(args) -> int:
+    choose_code(args)
+    from engine.milestones import soak
+
+    return soak.main(args)
+
+
 def choose_code(args) -> None:
     """Say whose code runs; must come before anything of the engine is imported."""
     from engine.exercises.catalog import Catalog
@@ -215,6 +239,9 @@ def parser() -> Parser:
 
     options.core(add("core", cmd_core, "slots against the core: same tokens, measured (chapter 31)"))
     options.kernels(add("kernels", cmd_kernels, "attention backends beside what memory allows (chapter 32)"))
+    options.graphs(add("graphs", cmd_graphs, "a decode step from plain to asynchronous, beside its floor (chapter 33)"))
+    options.overhead(add("overhead", cmd_overhead, "what the host does in a step, from 1 to 1,024 requests"))
+    options.soak(add("soak", cmd_soak, "random traffic and faults, for as long as you like"))
     options.generate(add("generate", cmd_generate, "continue prompts, or answer them with --chat"))
 
     models = add("models", cmd_models, "the known models, and the command that brings each")

@@ -69,12 +69,12 @@ def int_tensor(numbers, dtype, device="cpu") -> torch.Tensor:
 
 
 def table_tensor(tables, device="cpu") -> torch.Tensor:
-    """Lists of block ids as one table [R, W] i32, W the longest of them; behind the shorter ones stand zeros."""
-    width = max(map(len, tables), default=0)
+    """Block ids as one table [R, W] i32.  tables: (list of ids, how many of them count); zeros fill up shorter rows."""
+    width = max((count for _, count in tables), default=0)
     packed, zeros = array("i"), array("i", [0] * width)
-    for table in tables:
-        packed.fromlist(table)
-        packed += zeros[len(table) :]
+    for table, count in tables:
+        packed.fromlist(table if len(table) == count else table[:count])
+        packed += zeros[count:]
     return int_tensor(packed, torch.int32, device).view(len(tables), width)
 
 

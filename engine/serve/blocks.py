@@ -73,7 +73,7 @@ class BlockManager:
     def block_hashes(self, request) -> list[bytes]:
         """Hashes of all full blocks of the request's known tokens; each is computed once and kept in the request."""
         hashes, size = request.block_hashes, self.block_size
-        for i in range(len(hashes), request.num_tokens // size):
+        for i in range(len(hashes), (request.num_tokens - request.num_placeholders) // size):
             parent = hashes[-1] if hashes else None
             hashes.append(hash_block(parent, request.token_ids[i * size : (i + 1) * size], request.cache_key))
         return hashes

@@ -17,6 +17,10 @@ class EngineConfig:
     attention_backend: a name of `get_backend`; "auto" takes the fastest here.
     gpu_memory_utilization: share of a GPU's memory that weights, activations and pool may fill together.
     kv_cache_bytes: size of the pool where num_blocks is None; None: profiled on CUDA, 256 MiB elsewhere.
+    fuse: merged projections and fused kernels; "auto" on CUDA with Triton.
+    cuda_graphs: "on" replays decode steps from CUDA graphs, "static" runs the same code without them, "off" builds
+    every step anew; "auto" is on where attention runs in Triton's kernels on CUDA.
+    async_scheduling: plan and launch a step before the tokens of the last one are read.
     seed: where the seeds of requests without one come from.
     """
 
@@ -35,6 +39,9 @@ class EngineConfig:
     attention_backend: str = "auto"
     gpu_memory_utilization: float = 0.9
     kv_cache_bytes: int | None = None
+    fuse: bool | str = "auto"
+    cuda_graphs: str = "auto"
+    async_scheduling: bool = False
     seed: int = 0
 
     def __post_init__(self):
@@ -45,7 +52,11 @@ class EngineConfig:
         for name in ("num_blocks", "max_model_len", "max_waiting", "kv_cache_bytes"):
             if getattr(self, name) is not None:
                 self._at_least(name, 1)
-        for name in ("enable_prefix_caching", "enable_chunked_prefill"):
+        if self.fuse not in (True, False, "auto"):
+            raise ValueError(f"fuse must be True, False or 'auto', got {self.fuse!r}")
+        if self.cuda_graphs not in ("auto", "on", "static", "off"):
+            raise ValueError(f"cuda_graphs must be 'auto', 'on', 'static' or 'off', got {self.cuda_graphs!r}")
+        for name in ("enable_prefix_caching", "enable_chunked_prefill", "async_scheduling"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):

@@ -11,7 +11,7 @@ from engine.serve.output import RequestOutput
 from engine.serve.queue import QueueFullError
 from engine.serve.recovery import Atomic
 from engine.serve.request import Request, SamplingParams, Status, is_number, is_plain_key  # noqa: F401 (check_stop)
-from engine.serve.runner import ModelRunner
+from engine.serve.runner import make_runner
 from engine.serve.scheduler import Scheduler
 from engine.serve.sizing import block_bytes, num_pool_blocks
 
@@ -24,6 +24,15 @@ class EngineCore:
     ValueError if the configuration does not suit the model, or memory holds not even one block.
     `add_request`, `abort_request` and `step` are atomic: what raises in them has not happened (see `Atomic`).
     """
+
+    block_manager = BlockManager
+
+    def __new__(cls, model, config=None, *args, **kwargs):
+        if cls is EngineCore and config is not None and config.async_scheduling:
+            from engine.serve.overlap import OverlappedCore
+
+            cls = OverlappedCore
+        return super().__new__(cls)
 
     def __init__(self, model, config: EngineConfig | None = None, eos_token_id=None, sampler=None):
         self.config = config or EngineConfig()
@@ -39,9 +48,9 @@ class EngineCore:
         if self.config.preemption_mode == "swap":
             one = block_bytes(model.cfg, self.config.block_size, next(model.parameters()).dtype)
             num_host_blocks = min(self.config.swap_space_bytes // one, self.config.max_num_seqs * num_blocks)
-        self.blocks = BlockManager(num_blocks, self.config.block_size, self.config.enable_prefix_caching)
+        self.blocks = self.block_manager(num_blocks, self.config.block_size, self.config.enable_prefix_caching)
         self.scheduler = Scheduler(self.config, self.blocks, num_host_blocks)
-        self.runner = ModelRunner(model, self.config, num_blocks, num_host_blocks, sampler)
+        self.runner = make_runner(model, self.config, num_blocks, num_host_blocks, sampler, self.max_model_len)
 
         self.num_steps = self.num_scheduled_tokens = self.num_preemptions = 0
         self.atomic = Atomic(self)
@@ -58,7 +67,7 @@ class EngineCore:
         ValueError, with the engine untouched: empty prompt, token outside the vocabulary, id in use, too long for
         max_model_len or for the pool, parameters that do not fit the model, a priority or arrival_time that is no
         number, a cache_key that is no tuple of plain values. QueueFullError, a ValueError, if they would be more than
-        max_waiting in the queue. Whoever was admitted once is never refused: a preempted request returns to a full queue.
+        max_waiting in the queue. Whoever was admitted once is never refused: the preempted return to a full queue.
         """
         params = SamplingParams() if params is None else params
         prompt_token_ids = list(prompt_token_ids)
@@ -129,15 +138,21 @@ class EngineCore:
             for name in list(self.children.get(request_id, [request_id])):
                 request = self.scheduler.requests.get(name)
                 if request is not None:
-                    self.atomic.before.append((request, request.num_tokens))
-                    self.scheduler.abort(name)
+                    self.atomic.before.append((request, request.num_tokens - request.num_placeholders))
+                    self._abort(request)
                     self._forget(request)
                     outputs.append(RequestOutput(request, []))
             return outputs
 
+    def _abort(self, request) -> None:
+        self.scheduler.finish(request, Status.FINISHED_ABORTED)
+
     def reset_prefix_cache(self) -> bool:
         """Forget all cached K/V, after the weights changed, say. False and unchanged while a request is unfinished."""
         return not self.has_unfinished and self.blocks.reset_prefix_cache()
+
+    def forget_flights(self) -> None:
+        """What was launched and not read is of no use any more; here nothing ever is."""
 
     @property
     def has_unfinished(self) -> bool:

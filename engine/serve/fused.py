@@ -32,6 +32,23 @@ def split_linears(linears) -> None:
             setattr(linear, name, nn.Parameter(parameter.detach().clone(), requires_grad=False))
 
 
+def whole_of(linears):
+    """What merge_linears returned for these layers before, None if they do not lie in one piece."""
+    found = []
+    for name in ("weight", "bias"):
+        parts = [getattr(linear, name) for linear in linears]
+        if parts[0] is None:
+            found.append(None)
+            continue
+        begins = [part.data_ptr() for part in parts]
+        ends = [begin + part.nbytes for begin, part in zip(begins, parts, strict=True)]
+        if begins[1:] != ends[:-1] or len({part.untyped_storage().data_ptr() for part in parts}) > 1:
+            return None
+        rows = sum(len(part) for part in parts)
+        found.append(parts[0].detach().as_strided((rows, *parts[0].shape[1:]), parts[0].stride()))
+    return tuple(found)
+
+
 class FusedModel(FlatModel):
     """FlatModel over merged weights. Made by `FlatModel.fuse()`; `unfuse()` gives the plain one back.
 
@@ -44,7 +61,7 @@ class FusedModel(FlatModel):
     def __init__(self, model, ops=None):
         super().__init__(model)
         self.ops = ops or (KernelOps() if self.device.type == "cuda" else PlainOps())
-        self.merged = {module: merge_linears(linears) for module, linears in self._groups()}
+        self.merged = {module: whole_of(linears) or merge_linears(linears) for module, linears in self._groups()}
 
     def _groups(self):
         for layer in self.model.model.layers:

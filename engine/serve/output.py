@@ -21,7 +21,7 @@ class RequestOutput:
         self.request_id = request.request_id
         self.new_token_ids = new_token_ids
         self.finished: bool = request.status.finished
-        self.num_output_tokens = len(request.token_ids) - request.num_prompt_tokens
+        self.num_output_tokens = request.num_output_tokens - request.num_placeholders
         self.num_preemptions = request.num_preemptions
 
     @property

@@ -25,8 +25,7 @@ class Atomic:
 
     def __enter__(self):
         self._repair()
-        core = self.core
-        self.before.clear()
+        core, self.before = self.core, []
         self.counters = core.num_steps, core.num_scheduled_tokens, core.num_preemptions, replace(core.blocks.stats)
         core.scheduler.half_done = True
 
@@ -34,7 +33,8 @@ class Atomic:
         if kind is not None:
             self.core.scheduler.half_done |= bool(self.before)
             self._repair()
-        self.core.scheduler.half_done = False  # one line: before it nothing has happened, after it everything
+        # One line: before it nothing has happened, after it everything. And the next call does not pay for `before`.
+        self.core.scheduler.half_done, self.before = False, []
 
     def _repair(self) -> None:
         core = self.core
@@ -50,6 +50,7 @@ class Atomic:
             if parent is not None:
                 core.children.setdefault(parent, {})[request.request_id] = None
             self._take_back(request, num_tokens)
+        core.forget_flights()
         core.scheduler.start_over()
         core.num_steps, core.num_scheduled_tokens, core.num_preemptions, core.blocks.stats = self.counters
         core.scheduler.half_done = False

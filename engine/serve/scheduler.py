@@ -49,6 +49,7 @@ class Scheduler:
         self.waiting = PriorityQueue() if config.policy == "priority" else FCFSQueue()
         self.num_host_blocks, self.free_host_blocks = num_host_blocks, list(range(num_host_blocks))
         self.requests: dict[str, Request] = {}  # all unfinished ones
+        self.retired: set[Request] = set()  # neither running nor waiting: only their last tokens are to come
         self.half_done = False  # a call of the core has begun, and neither ended nor been taken back
         self._num_added = 0
 
@@ -159,14 +160,22 @@ class Scheduler:
                 f"max_num_batched_tokens {config.max_num_batched_tokens}, and chunked prefill is off"
             )
 
-    def finish(self, request: Request, status: Status) -> None:
-        """Running or waiting -> finished with that status; all it held is free again."""
-        if request in self.waiting:
+    def retire(self, request: Request) -> None:
+        """Running -> planned no more, though it has not finished."""
+        self._leave_running(request)
+        self.retired.add(request)
+
+    def finish(self, request: Request, status: Status, free: bool = True) -> None:
+        """Unfinished -> finished with that status; all it held is free again, with free=False all but its blocks."""
+        if request in self.retired:
+            self.retired.remove(request)
+        elif request in self.waiting:
             self.waiting.remove(request)
         else:
             self._leave_running(request)
         request.status = status
-        self.blocks.free(request)
+        if free:
+            self.blocks.free(request)
         self.drop_swap(request)
         del self.requests[request.request_id]
 
@@ -212,11 +221,14 @@ class Scheduler:
         """
         self.blocks.start_over()
         self.free_host_blocks = list(range(self.num_host_blocks))
-        self.running, self.waiting = [], type(self.waiting)()
+        self.running, self.waiting, self.retired = [], type(self.waiting)(), set()
         for request in sorted(self.requests.values(), key=rank if self.config.policy == "priority" else _order):
             request.num_preemptions += request.status is Status.RUNNING
             request.status = Status.PREEMPTED if request.num_preemptions else Status.WAITING
             request.num_computed_tokens, request.swapped_out, request.spec_token_ids = 0, None, []
+            while request.token_ids[-1] < 0:  # placeholders: an interrupt may have hit before they were counted
+                request.token_ids.pop()
+            request.num_placeholders = 0
             if not request.num_output_tokens:
                 request.num_cached_tokens = None
             self.waiting.add(request)

@@ -27,7 +27,7 @@ def build_batch(scheduled, block_tables, block_size, device="cpu", pad_to=None):
             slots.append(table[p // block_size] * block_size + p % block_size)
         starts.append(len(input_ids))
         seq_lens.append(end)
-        tables.append(table[: -(-end // block_size)])
+        tables.append((table, -(-end // block_size)))
 
         first = max(start, known - 1)
         sample_counts.append(max(0, end - first))
@@ -43,7 +43,7 @@ def build_batch(scheduled, block_tables, block_size, device="cpu", pad_to=None):
         slots.append(-1)
         starts.append(len(input_ids))
         seq_lens.append(0)
-        tables.append([])
+        tables.append(([], 0))
 
     starts_cpu, seq_lens_cpu = int_tensor(starts, torch.int32), int_tensor(seq_lens, torch.int32)
     meta = BatchMeta(

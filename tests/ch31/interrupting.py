@@ -1,51 +1,13 @@
 """Ctrl-C at any line of a call of the core: the call has not happened. EngineCore.step, and the given `Atomic`."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
+from engine.milestones.faults import Interrupt
 from engine.serve.engine import EngineCore
 from engine.serve.request import SamplingParams
 from tests.ch31.fake_pool import LOOP
 from tests.ch31.harness import Harness, tokens
 from tests.grading import expect, expect_equal, grades, rng
-from tests.sections import ROOT
-
-CODE = tuple(str(ROOT / folder / "serve") for folder in ("engine", "solutions"))
-
-
-class Interrupt:
-    """Calls something and raises at the at-th line that runs in the core's code; `place` says where that was."""
-
-    def __init__(self, at: int, error=KeyboardInterrupt):
-        self.at, self.error, self.place = at, error, None
-
-    def __call__(self, call):
-        """What call() returns; None if it was interrupted. An interrupt that does not reach the caller is a fault."""
-        before = sys.gettrace()
-        sys.settrace(self._enter)
-        try:
-            result = call()
-        except self.error:
-            if self.place is None:
-                raise
-            return None
-        finally:
-            sys.settrace(before)
-        expect(self.place is None, f"{self.error.__name__} at {self.place} did not reach the caller", see=LOOP)
-        return result
-
-    def _enter(self, frame, event, _):
-        return self._line if frame.f_code.co_filename.startswith(CODE) else None
-
-    def _line(self, frame, event, _):
-        if event == "line":
-            self.at -= 1
-            if self.at == 0:
-                self.place = f"{Path(frame.f_code.co_filename).relative_to(ROOT).as_posix()}:{frame.f_lineno}"
-                raise self.error(f"at {self.place}")
-        return self._line
 
 
 def interrupted_step(harness, at) -> bool:
@@ -59,6 +21,7 @@ def interrupted_step(harness, at) -> bool:
         for output in outputs:
             harness._deliver(output)
     else:
+        expect(interrupt.raised, f"KeyboardInterrupt at {interrupt.place} did not reach the caller", see=LOOP)
         untouched(harness, before, f"Ctrl-C at {interrupt.place}")
     harness.check()
     return interrupt.place is not None
@@ -108,6 +71,7 @@ def test_an_interrupt_while_adding_or_aborting_has_not_happened():
                 interrupt(lambda h=harness: h.core.abort_request("r"))
             if interrupt.place is None:
                 break
+            expect(interrupt.raised, f"KeyboardInterrupt at {interrupt.place} did not reach the caller", see=LOOP)
             untouched(harness, before, f"{call}, Ctrl-C at {interrupt.place}")
             expect_equal(samples(harness), children, "samples, by parent", see=LOOP)
         expect(30 < at < 399, f"{call} has {at} lines?", see=LOOP)

@@ -25,9 +25,7 @@ engine(
     name="adds-some-samples",
 )
 engine(
-    "        for name in names:\n            self.scheduler.check_addable(make(name, params))\n"
-    "        if params.seed is None:\n"
-    "            params = replace(params, seed=self._seeds.getrandbits(63))\n",
+    "        for name in names:\n            self.scheduler.check_addable(make(name, params))\n",
     "        if params.seed is None:\n"
     "            params = replace(params, seed=self._seeds.getrandbits(63))\n"
     "        for name in names:\n            self.scheduler.check_addable(make(name, params))\n",
@@ -44,7 +42,7 @@ engine(
 )
 engine(
     "        for name in list(self.children.get(request_id, [request_id])):\n",
-    "        for name in self.children.get(request_id, [request_id]):\n",
+    "        for name in list(self.children.get(request_id, [request_id]))[::2]:\n",
     caught_by="test_aborting_the_parent_ends_all_samples",
     believes="a list may be walked while its entries leave",
     name="aborts-every-second-sample",

@@ -182,8 +182,8 @@ mutant(
 )
 mutant(
     "build_batch",
-    "tables.append(table[: -(-end // block_size)])",
-    "tables.append(table[: end // block_size])",
+    "tables.append((table, -(-end // block_size)))",
+    "tables.append((table, end // block_size))",
     caught_by="test_random_batches_row_by_row",
     believes="a block that is not full is not read",
     name="last-block-missing",
