@@ -6,7 +6,7 @@ import torch
 
 from engine.exercises import exercise, fill
 from engine.serve.batch import BatchMeta, build_batch, int_tensor
-from engine.serve.device_sampler import DeviceSampler, filtered
+from engine.serve.device_sampler import DeviceSampler, drawn_with, filtered
 from engine.serve.flight import Flight
 from engine.serve.rows import Field, Rows
 from engine.serve.runner import ModelRunner
@@ -197,7 +197,7 @@ class GraphRunner(ModelRunner):
             for j in range(count)
         ]
         heats = torch.tensor([self.heat(request) for request, _ in rows])
-        seeds = int_tensor([request.params.seed or 0 for request, _ in rows], torch.int64)
+        seeds = int_tensor([drawn_with(request.params)[1] for request, _ in rows], torch.int64)
         places = int_tensor([place for _, place in rows], torch.int64)
         ids = self.drawer.draw(logits[:num_sampled], *(x.to(device) for x in (heats, seeds, places)))
         self.previous[: min(num_sampled, len(self.previous))] = ids[: len(self.previous)]
@@ -244,7 +244,7 @@ class GraphRunner(ModelRunner):
 
     def heat(self, request) -> float:
         """The temperature with which the device draws for a request; 0 also where the host will do it."""
-        return request.params.temperature if self._drawn_on_device(request) else 0.0
+        return drawn_with(request.params)[0] if self._drawn_on_device(request) else 0.0
 
     def _drawn_on_device(self, request) -> bool:
         if request.params.temperature == 0:

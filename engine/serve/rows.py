@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from engine.exercises import exercise, fill
+from engine.serve.device_sampler import drawn_with
 
 
 class Field(IntEnum):
@@ -54,7 +55,7 @@ class Rows:
             row = self.row_of[request] = self.free.pop()
         self.table_of[row] = table
         self.prompts[row] = request.num_prompt_tokens
-        self.seeds[row], self.heats[row] = request.params.seed or 0, heat
+        self.seeds[row], self.heats[row] = drawn_with(request.params)[1], heat
         begin = row * self.width
         self.tables[begin : begin + len(table)] = torch.tensor(table, dtype=torch.int32)
         self.known[row] = len(table)

@@ -193,7 +193,7 @@ alternative(
             noise = -torch.log(-torch.log(torch.tensor(u) * 2.0**-23))
             scores = torch.where(temperatures[:, None] > 0, temperatures[:, None] * noise, 0) + logits.float()
             bad = scores.isnan().any(1) | (scores == -torch.inf).all(1)
-            first = scores.nan_to_num(nan=0.0, neginf=-torch.inf).sort(dim=1, descending=True, stable=True).indices[:, 0]
-            return first.masked_fill(bad, vocab)
+            order = scores.nan_to_num(nan=0.0, neginf=-torch.inf).sort(dim=1, descending=True, stable=True).indices
+            return order[:, 0].masked_fill(bad, vocab)
     """,
 )
