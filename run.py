@@ -14,6 +14,7 @@ What you have not written yet is borrowed from solutions/, so the whole always r
 
   python run.py core --requests 16    the milestone of chapter 31: one core for every request, measured and checked
   python run.py kernels               the milestone of chapter 32: attention backends beside what memory allows
+  python run.py simulate chat         the same scheduler under hours of load: no model, a cost model, a virtual clock
   python run.py generate --prompt "In the beginning"      text from a model, through that core
   python run.py models                the models it knows, and the command that brings each
   python run.py doctor                is this machine set up?
@@ -161,6 +162,13 @@ def cmd_kernels(args) -> int:
     return run_kernels(args)
 
 
+def cmd_simulate(args) -> int:
+    choose_code(args)
+    from engine.milestones.simulate import main as run_simulation
+
+    return run_simulation(args)
+
+
 def choose_code(args) -> None:
     """Say whose code runs; must come before anything of the engine is imported."""
     from engine.exercises.catalog import Catalog
@@ -215,6 +223,7 @@ def parser() -> Parser:
 
     options.core(add("core", cmd_core, "slots against the core: same tokens, measured (chapter 31)"))
     options.kernels(add("kernels", cmd_kernels, "attention backends beside what memory allows (chapter 32)"))
+    options.simulate(add("simulate", cmd_simulate, "a trace through the scheduler on a virtual clock (chapter 31)"))
     options.generate(add("generate", cmd_generate, "continue prompts, or answer them with --chat"))
 
     models = add("models", cmd_models, "the known models, and the command that brings each")

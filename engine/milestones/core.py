@@ -20,7 +20,6 @@ from engine.milestones.workload import (
     choose_device,
     get_model,
     prompts_from,
-    require_all_exercises,
     shared_opening,
     shared_text,
 )
@@ -113,7 +112,7 @@ def main(args) -> int:
         torch.set_num_threads(args.threads)
     console = Console(stderr=True, width=None if sys.stderr.isatty() else 110)
     console.print(registry.who_wrote(), highlight=False)
-    require_all_exercises()
+    registry.require_all_exercises()
 
     dtype = choose_dtype(args.dtype, lambda line: console.print(line, highlight=False), device)
     model, tokenizer = get_model(args.model, args.width, args.seed, dtype, device)

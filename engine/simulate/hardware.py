@@ -17,8 +17,8 @@ class GPU:
     pcie: float
 
 
-# Measured on an H200: a copy moves 4.2 TB/s and a large matrix product in bf16 does 777 TFLOP/s. NVIDIA's datasheet says
-# 4.8 TB/s and 989 TFLOP/s (dense), so this share of a datasheet can be had; the other cards are taken to allow the same.
+# Measured on an H200: a copy moves 4.2 TB/s and a large matrix product in bf16 does 777 TFLOP/s. NVIDIA's datasheet
+# says 4.8 TB/s and 989 TFLOP/s (dense). So this share of a datasheet can be had, and other cards are taken to allow it.
 REAL_BANDWIDTH, REAL_FLOPS = 4.2 / 4.8, 777 / 989
 PCIE_5, PCIE_4 = 50e9, 25e9  # 16 lanes: 50 of 64 GB/s with pinned memory, and half of that a generation earlier
 

@@ -45,14 +45,12 @@ class Simulator:
 
     A request that the core would refuse (too long for max_model_len or for the pool, or for the budget with chunked
     prefill off) is refused here, and with it the turns of a chat that would have followed.
+    RuntimeError if the scheduler plans nothing although requests wait: it would stand still for ever.
     """
 
     def __init__(self, arrivals: list[Arrival], config: EngineConfig, cost: CostModel):
-        limit = cost.cfg.max_position_embeddings
-        self.max_model_len = config.max_model_len or limit
-        if self.max_model_len > limit:
-            raise ValueError(f"max_model_len {self.max_model_len} exceeds the model's {limit} positions")
-        num_blocks = cost.num_blocks(config, self.max_model_len)
+        self.max_model_len = cost.max_model_len(config)
+        num_blocks = cost.num_blocks(config)
         num_host_blocks = 0
         if config.preemption_mode == "swap":
             num_host_blocks = min(config.swap_space_bytes // cost.block_bytes, config.max_num_seqs * num_blocks)
