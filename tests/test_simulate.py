@@ -522,5 +522,5 @@ def test_plots_are_small_png_files(capsys, tmp_path, sweep):
     files = [tmp_path / "plot.png", tmp_path / "again.png"]
     for file in files if len(sweep) == 0 else files[:1]:
         assert run_simulate(capsys, *SHORT, *sweep, "--plot", str(file))[0] == 0
-        assert file.stat().st_size < 80_000 and image.imread(file).shape[:2] == (440, 800)
+        assert file.stat().st_size < 80_000 and image.imread(file).shape[:2] == (360, 648)
     assert sweep or files[0].read_bytes() == files[1].read_bytes()
