@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.milestones import kernels
-from engine.serve.attention import ReferenceBackend
+from engine.serve.attention import ReferenceBackend, write_kv
 from engine.serve.sdpa import SdpaBackend
 from tests.ch31.ragged import plain_attention, rounding
 
@@ -63,7 +63,7 @@ def test_no_speed_of_a_backend_that_is_wrong(monkeypatch, capsys):
 
 
 def test_no_speed_of_a_write_that_is_wrong(monkeypatch, capsys):
-    monkeypatch.setattr(SdpaBackend, "write", lambda self, *given: None)
+    monkeypatch.setattr(SdpaBackend, "write", lambda self, cache, k, v, meta: write_kv(*cache, v, k, meta.slot_mapping))
     with pytest.raises(ValueError, match="write 7 rows: what sdpa stored is not what it was given"):
         kernels.main(Namespace(**ARGS))
     assert '"sdpa"' not in capsys.readouterr().out

@@ -93,9 +93,9 @@ def _first(error: BaseException) -> tuple[BaseException, int]:
 
 
 def _judge_one(error: BaseException, graded: list[Exercise]) -> Verdict:
+    error, frames = _unwrapped(error)
     if isinstance(error, Wrong):
         return Verdict("wrong", str(error))
-    frames = _frames(error)
     inside = [f for f in frames if f.path.startswith(("engine/", "solutions/"))]
     if isinstance(error, DidNotFinish):
         return _late(error, inside, graded)
@@ -137,6 +137,15 @@ def _raised(error: BaseException, inside: list[Frame], graded: list[Exercise]) -
 def _subject(inside: list[Frame]) -> Frame | None:
     """The innermost frame of an exercise that is not borrowed."""
     return next((f for f in reversed(inside) if f.exercise and f.exercise.source != "borrowed"), None)
+
+
+def _unwrapped(error: BaseException) -> tuple[BaseException, list[Frame]]:
+    """What was raised, and the frames that led there. Triton's interpreter wraps what a kernel raises."""
+    frames = _frames(error)
+    while type(error).__name__ == "InterpreterError" and (cause := error.__cause__ or error.__context__):
+        error = cause
+        frames += _frames(error)
+    return error, frames
 
 
 def _frames(error: BaseException) -> list[Frame]:

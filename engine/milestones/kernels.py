@@ -1,10 +1,12 @@
 """The milestone of chapter 32: attention backends side by side, next to what memory allows, on the same pool.
 
-Speeds are medians. On a GPU the calls are timed by device events inside a CUDA graph, so that launches do not count;
-on a CPU by the clock, where Triton has no part.
+Speeds are medians. On a GPU the calls of several layers, each with its own pool, stand in one CUDA graph that is timed
+by device events, so that launches do not count and no layer finds its K and V in a cache; on a CPU the clock times one
+layer, and Triton has no part.
 """
 
 import json
+import math
 import statistics
 import sys
 import time
@@ -29,20 +31,27 @@ ON_GPU = {
     "mixed": (2048, 128, 8192), "rows": 8192,
 }  # fmt: skip
 POOL_BYTES = 64 << 30  # larger decode shapes are left out
+LAYERS, LAYERS_BYTES = 8, 4 << 30  # on a GPU: layers of a step, as far as their pools are no larger together
 SLOW = 4096  # context tokens in all, above which the reference backend is not timed
 
 
 @dataclass
 class Step:
-    """Rows of one layer over a pool of random numbers, its blocks in random order."""
+    """Rows of a step over the pools of some layers: random numbers, the blocks in random order."""
 
     q: torch.Tensor
-    cache: tuple[torch.Tensor, torch.Tensor]
+    caches: list[tuple[torch.Tensor, torch.Tensor]]
     meta: BatchMeta
     shapes: list[tuple[int, int]]
 
     @property
+    def cache(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the first layer."""
+        return self.caches[0]
+
+    @property
     def kv_bytes(self) -> int:
+        """Of one layer."""
         return sum(s for s, _ in self.shapes) * 2 * KV_HEADS * WIDTH * self.q.element_size()
 
     @property
@@ -71,13 +80,15 @@ def make_step(shapes: list[tuple[int, int]], dtype, device, seed: int = 0) -> St
         max(t for _, t in shapes), max(s for s, _ in shapes),
     )  # fmt: skip
     shape = sum(counts) + 1, BLOCK, KV_HEADS, WIDTH
-    cache = tuple(torch.randn(shape, dtype=dtype, device=device) for _ in "kv")
+    layer_bytes = 2 * math.prod(shape) * dtype.itemsize
+    layers = max(1, min(LAYERS, LAYERS_BYTES // layer_bytes)) if device.type == "cuda" else 1
+    caches = [tuple(torch.randn(shape, dtype=dtype, device=device) for _ in "kv") for _ in range(layers)]
     q = torch.randn(int(starts[-1]), HEADS, WIDTH, dtype=dtype, device=device)
-    return Step(q, cache, meta, shapes)
+    return Step(q, caches, meta, shapes)
 
 
 def median_ms(call, device, repeat: int) -> float:
-    """Of one call, after a warm-up."""
+    """Of a call, after a warm-up."""
     call()
     if device.type != "cuda":
         times = []
@@ -115,14 +126,24 @@ class Bench:
     def __init__(self, device, dtype, repeat: int):
         self.device, self.dtype, self.repeat = device, dtype, repeat
         self.table = Table("step", "backend", "ms", "GB/s", "of copy", "TFLOP/s", "of contiguous")
-        source = torch.empty((1 << 30) if device.type == "cuda" else (1 << 27), dtype=torch.uint8, device=device)
+        source = torch.ones((1 << 28) if device.type == "cuda" else (1 << 25), dtype=torch.int32, device=device)
         target = torch.empty_like(source)
-        seconds = median_ms(lambda: target.copy_(source), device, repeat) / 1e3
-        self.copy = 2 * source.numel() / seconds
+        # The first is a copy engine's work in a CUDA graph, and slower there than a kernel's.
+        ways = [lambda: target.copy_(source), lambda: torch.bitwise_or(source, 0, out=target)]
+        self.copy = 2 * source.nbytes / min(median_ms(way, device, repeat) for way in ways) * 1e3
         print(json.dumps({"what": "copy", "gb_s": round(self.copy / 1e9, 1)}), flush=True)
 
+    def layer_ms(self, step: Step, call) -> float:
+        """Of call(cache), which runs once for each layer."""
+
+        def step_of_layers():
+            for cache in step.caches:
+                call(cache)
+
+        return median_ms(step_of_layers, self.device, self.repeat) / len(step.caches)
+
     def measure(self, what: str, step: Step, name: str, call, beside_ms: float | None = None) -> float:
-        ms = median_ms(call, self.device, self.repeat)
+        ms = self.layer_ms(step, call)
         speed, flops = step.kv_bytes / ms * 1e3, step.flops / ms * 1e3
         line = {"what": what, "backend": name, "ms": round(ms, 4), "gb_s": round(speed / 1e9, 1)}
         line |= {"of_copy": round(speed / self.copy, 3), "tflop_s": round(flops / 1e12, 3)}
@@ -134,15 +155,19 @@ class Bench:
         return ms
 
     def writes(self, rows: int, names) -> None:
-        """K and V of a step's rows into the pool."""
+        """K and V of a step's rows into the pools, beside a plain copy of as many bytes."""
         step = write_step(rows, self.dtype, self.device)
         k, v = (torch.randn(rows, KV_HEADS, WIDTH, dtype=self.dtype, device=self.device) for _ in "kv")
+        target = torch.empty_like(step.cache[0].view(torch.int32).flatten()[: step.kv_bytes // 4])
+        sources = {id(cache): target.clone() for cache in step.caches}
+        calls = {"plain copy": lambda cache: torch.bitwise_or(sources[id(cache)], 0, out=target)}
         for name in names:
-            backend = get_backend(name)
-            call = lambda: backend.write(step.cache, k, v, step.meta)  # noqa: B023, E731
-            ms = median_ms(call, self.device, self.repeat)
-            written = [pool.flatten(0, 1)[step.meta.slot_mapping] for pool in step.cache]
-            if not (written[0].equal(k) and written[1].equal(v)):
+            write = get_backend(name).write
+            calls[name] = lambda cache, write=write: write(cache, k, v, step.meta)
+        for name, call in calls.items():
+            ms = self.layer_ms(step, call)
+            written = [pool.flatten(0, 1)[step.meta.slot_mapping] for pool in step.caches[-1]]
+            if name in names and not (written[0].equal(k) and written[1].equal(v)):
                 raise ValueError(f"write {rows} rows: what {name} stored is not what it was given")
             speed = 2 * step.kv_bytes / ms * 1e3  # read and written
             what, of_copy = f"write {rows} rows", speed / self.copy
@@ -163,7 +188,7 @@ class Bench:
             bound = 64 * torch.finfo(self.dtype).eps
             if (off := float((result - first).abs().max())) > bound:
                 raise ValueError(f"{what}: {name} is off by {off:.2g}, rounding explains {bound:.2g}")
-            call = lambda: backend.forward(step.q, step.cache, step.meta)  # noqa: B023, E731
+            call = lambda cache: backend.forward(step.q, cache, step.meta)  # noqa: B023, E731
             times[name] = self.measure(what, step, name, call, beside_ms)
         return times
 
@@ -183,12 +208,12 @@ def contiguous(step: Step, *kernels: SDPBackend):
                for h in (HEADS, KV_HEADS, KV_HEADS))  # fmt: skip
     assert s == t, "whole prompts"
 
-    def call():
+    def call(_):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
-    def restricted():
+    def restricted(_):
         with sdpa_kernel(list(kernels)):
-            return call()
+            return call(_)
 
     return restricted if kernels else call
 

@@ -98,7 +98,9 @@ class Qwen3Model(nn.Module):
     def __init__(self, cfg: Qwen3Config):
         super().__init__()
         self.cfg = cfg
-        self.embed_tokens = nn.Embedding(cfg.vocab_size, cfg.hidden_size)
+        self.embed_tokens = nn.Embedding.from_pretrained(torch.empty(cfg.vocab_size, cfg.hidden_size), freeze=False)
+        if not self.embed_tokens.weight.is_meta:  # there torch would import sympy to draw nothing, two seconds of it
+            nn.init.normal_(self.embed_tokens.weight)
         self.layers = nn.ModuleList(Qwen3DecoderLayer(cfg) for _ in range(cfg.num_hidden_layers))
         self.norm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
 
@@ -142,17 +144,18 @@ def random_model(cfg: Qwen3Config, seed: int = 0) -> Qwen3:
     """
     with torch.device("meta"):
         model = Qwen3(cfg)
-    model = model.to_empty(device="cpu").requires_grad_(False).eval()
-    model.tie_weights()
-    generator = torch.Generator().manual_seed(seed)
+    generator, weights = torch.Generator().manual_seed(seed), {}
     for name, parameter in model.named_parameters():
+        weight = weights[name] = torch.empty(parameter.shape)  # to_empty() of a whole model imports sympy, for seconds
         if name.endswith("norm.weight"):
-            parameter.uniform_(0.5, 1.5, generator=generator)
+            weight.uniform_(0.5, 1.5, generator=generator)
         elif "embed_tokens" in name:
-            parameter.normal_(0, 1, generator=generator)
+            weight.normal_(0, 1, generator=generator)
         else:  # variance is kept from layer to layer; the LM head spreads the logits over a few units
             gain = 3.0 if "lm_head" in name else 1.5
-            parameter.normal_(0, gain * parameter.shape[1] ** -0.5, generator=generator)
+            weight.normal_(0, gain * weight.shape[1] ** -0.5, generator=generator)
+    model.load_state_dict(weights, strict=False, assign=True)
+    model.requires_grad_(False).eval().tie_weights()
     return model
 
 

@@ -138,7 +138,8 @@ alternative(
                 place = head * SPLITS + split
                 lse = tl.where(total > 0, (top + tl.log2(total)) / 1.4426950408889634, float("-inf"))
                 tl.store(lses + place, lse, mask=g < GROUP)
-                tl.store(outs + place * WIDTH + d, acc / total, mask=(g < GROUP) & (d < WIDTH) & (total > 0))
+                acc = tl.where(total > 0, acc / total, 0.0)
+                tl.store(outs + place * WIDTH + d, acc, mask=(g < GROUP) & (d < WIDTH))
     """,
 )
 alternative(

@@ -65,7 +65,7 @@ def test_an_empty_share_has_no_weight():
     def change(outs, lses):
         lses[0, :, 4] = lses[1, 0, 0] = lses[1, 1, :4] = -torch.inf
 
-    hint = "a share with lse -inf has weight 0, and NaN in its outs: 0 * NaN is NaN, so do not load them"
+    hint = "a share with lse -inf has weight 0, and NaN in its outs: 0 * NaN is NaN, so replace them"
     check("empty", [1, 1, 1], 5, change=change, hint=hint)
 
 

@@ -109,7 +109,7 @@ wrong("merge_kernel", "minus-infinity-taken-off", "tl.where(largest > float(\"-i
       "test_a_row_without_any_key_becomes_zero", "some share has a key")  # fmt: skip
 wrong("merge_kernel", "divided-by-zero", "tl.where(total > 0, total, 1.0)", "total",
       "test_a_row_without_any_key_becomes_zero", "the sum is never 0")  # fmt: skip
-wrong("merge_kernel", "nan-outs", "used = (weights > 0)[:, None] & (d", "used = (s < SPLITS)[:, None] & (d", EMPTY,
+wrong("merge_kernel", "nan-outs", "parts = tl.where(weights[:, None] > 0, parts, 0.0)", "parts = parts * 1.0", EMPTY,
       "a weight of 0 hides any out")  # fmt: skip
 wrong("merge_kernel", "empty-counts-as-zero", "    largest = tl.max(lse, 0)",
       "    lse = tl.where(lse > float(\"-inf\"), lse, 0.0)\n    largest = tl.max(lse, 0)", EMPTY,
@@ -128,12 +128,19 @@ wrong("merge_kernel", "chunks-too", "if tl.load(query_start_loc + r + 1) - row !
 wrong("merge_kernel", "padded-width", "tl.store(out + place * WIDTH + d", "tl.store(out + place * COLS + d",
       "test_shares_of_any_width", "heads are a power of two apart")  # fmt: skip
 
-scaffold_mutant("engine/serve/kernels/decode.py", "max_seq_len // (4 * TILE)", "max_seq_len // TILE",
+scaffold_mutant("engine/serve/kernels/decode.py", "keys // (4 * TILE)", "keys // TILE",
                 "test_shares_fill_the_processors_and_are_no_smaller_than_four_tiles",
                 "the more shares the better", "tiny-shares")  # fmt: skip
-scaffold_mutant("engine/serve/kernels/decode.py", "-(-2 * processors //", "(processors //",
+scaffold_mutant("engine/serve/kernels/decode.py", "min(4 * processors //", "min(processors //",
                 "test_shares_fill_the_processors_and_are_no_smaller_than_four_tiles",
                 "one program a processor, rounded down", "few-programs")  # fmt: skip
+scaffold_mutant("engine/serve/kernels/decode.py", "1 << max(0, most.bit_length() - 1)", "max(1, most)",
+                "test_shares_fill_the_processors_and_are_no_smaller_than_four_tiles",
+                "any number of shares will do", "any-number")  # fmt: skip
+scaffold_mutant("engine/serve/kernels/decode.py", " if splits > 1 else out  #", " if splits > 0 else out  #",
+                "test_mixed_steps_through_the_backend", "a single share is merged as well", "one-share-lost")
+scaffold_mutant("engine/serve/kernels/decode.py", "    if splits > 1:\n", "    if splits > 3:\n",
+                "test_each_launch_has_its_own_rows", "few shares need no merge", "few-shares-not-merged")
 scaffold_mutant("engine/serve/paged.py", "if not meta.decode_only:", "if meta.max_query_len > 9:",
                 "test_the_core_gives_the_same_text_through_the_kernels",
                 "short chunks are decodes", "chunks-forgotten")  # fmt: skip

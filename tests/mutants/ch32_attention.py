@@ -52,6 +52,10 @@ decode("no-largest", "new = tl.maximum(largest, tl.max(scores, 1))", "new = tl.m
 decode("lse-without-largest", "largest + tl.log(divisor)", "tl.log(divisor)", SHARE, "the lse is the log of the sum")
 decode("empty-is-zero", "largest + tl.log(divisor)", "tl.where(total > 0, largest, 0.0) + tl.log(divisor)",
        "test_shares_without_keys", "the lse of nothing is 0")  # fmt: skip
+decode("divided-by-zero", "divisor = tl.where(total > 0, total, 1.0)", "divisor = total",
+       "test_shares_without_keys", "every share has a key")  # fmt: skip
+decode("empty-not-stored", "acc, mask=real)", "acc, mask=real & (total > 0)[:, None])", "test_shares_without_keys",
+       "nobody reads what a share without keys stores")  # fmt: skip
 decode("not-divided", "acc = acc / divisor[:, None]", "acc = acc * 1.0", SHARE, "the merge divides")
 decode("request-for-row", "heads = row * KV_HEADS", "heads = r * KV_HEADS", OTHERS, "request r has row r")
 decode("chunks-too", "- row != 1:", "- row < 1:", OTHERS, "every request has a decode row")
@@ -62,9 +66,11 @@ BEGIN = "test_a_chunk_may_begin_anywhere"
 SEARCH = "test_the_tiles_of_a_request_are_found"
 SEES = "test_a_chunk_sees_its_window"
 UNSEEN = "test_tiles_that_no_row_sees_are_not_loaded"
-TABLE = "tl.load(block_table + r * table_stride + position // BLOCK, mask=position < end, other=0).to(tl.int64)"
+TABLE = "tl.load(block_table + r * table_stride + position // BLOCK, position < end, other=0).to(tl.int64)"
 
-prefill("no-scale", " * scale\n", "\n", "test_a_chunk_takes_the_callers_scale", "scores are plain products")
+prefill("no-scale", "(scale * 1.4426950408889634)", "1.4426950408889634", "test_a_chunk_takes_the_callers_scale",
+        "scores are plain products")  # fmt: skip
+prefill("exp2-for-exp", "(scale * 1.4426950408889634)", "scale", CHUNK, "2 ** x will do for e ** x")
 prefill("begin-lost", "before = tl.load(seq_lens + r) - count", "before = 0", BEGIN, "a chunk begins its context")
 prefill("one-too-far", "position[None, :] <= before + row[:, None]  #",
         "position[None, :] <= before + row[:, None] + 1  #", CHUNK, "a row sees the next key")  # fmt: skip
@@ -99,11 +105,29 @@ prefill("first-kv-head", "% BLOCK) * KV_HEADS + kv_head) * WIDTH", "% BLOCK) * K
         "there is one KV head")  # fmt: skip
 prefill("padded-group", "KV_HEADS + kv_head) * GROUP + head", "KV_HEADS + kv_head) * PADDED + head", CHUNK,
         "a group is a power of two")  # fmt: skip
-prefill("nan-past-the-context", "loaded = (position < end)[:, None] & (d", "loaded = (position >= 0)[:, None] & (d",
-        CHUNK, "a weight of 0 hides any value")  # fmt: skip
+prefill("nan-past-the-context", "loaded & (position < end)[:, None]", "loaded & (position >= 0)[:, None]", CHUNK,
+        "a weight of 0 hides any value")  # fmt: skip
 prefill("sum-not-shrunk", "total = total * shrink + ", "total = total + ", BEGIN, "the sum needs no shrinking")
-prefill("values-not-shrunk", "acc = acc * shrink[:, None] + ", "acc = acc + ", BEGIN, "only the sum shrinks")
+prefill("values-not-shrunk", "v, acc * shrink[:, None], ", "v, acc, ", BEGIN, "only the sum shrinks")
 prefill("minus-infinity-taken-off", "base = tl.where(new > float(\"-inf\"), new, 0.0)", "base = new", SEES,
         "each row sees something of each tile")  # fmt: skip
 prefill("no-largest", "new = tl.maximum(largest, tl.max(scores, 1))", "new = tl.maximum(largest * 0.0, 0.0)",
         "test_a_chunk_takes_the_callers_scale", "exp of a score fits into float32")  # fmt: skip
+
+# Two passes: tiles that every row sees whole, then those at the edge.
+prefill("one-whole-tile-too-many", "edge_tile = 0, (before + first_row + 1) // TILE",
+        "edge_tile = 0, tl.cdiv(before + first_row + 1, TILE)", CHUNK,
+        "the tile of the first row is whole")  # fmt: skip
+prefill("next-key-in-a-whole-tile", "(before + first_row + 1) // TILE", "(before + first_row + 2) // TILE", BEGIN,
+        "the first row sees the key after its own")  # fmt: skip
+prefill("whole-for-the-last-row", "(before + first_row + 1) // TILE", "end // TILE", BEGIN,
+        "what the last row sees, all see")  # fmt: skip
+prefill("edge-lost", "from_tile, to_tile = edge_tile, ", "from_tile, to_tile = edge_tile + 1, ", CHUNK,
+        "the whole tiles include the edge")  # fmt: skip
+prefill("whole-tiles-twice", "from_tile, to_tile = edge_tile, ", "from_tile, to_tile = begin_tile, ", BEGIN,
+        "the second pass begins where the first did")  # fmt: skip
+prefill("window-without-masks", "        edge_tile = begin_tile\n",
+        "        edge_tile = tl.maximum(edge_tile, begin_tile)\n", SEES,
+        "tiles below the diagonal are whole, in a window too")  # fmt: skip
+prefill("last-number-plus-one", "tl.num_programs(0) - 1 - ", "tl.num_programs(0) - ", SEARCH,
+        "the last program has the number of programs")  # fmt: skip

@@ -4,11 +4,16 @@ A kernel is written as a plain function and becomes a Triton kernel by `jit`, af
 Under TRITON_INTERPRET=1 the same kernels run on CPU tensors: slow, and exact in float32 and float16 only.
 """
 
+import inspect
+
 import triton
+
+CHANGING = {"num_reqs", "table_stride"}  # from step to step: not worth a compilation each for 1 and multiples of 16
 
 
 def jit(function):
     """triton.jit that keeps the exercise's mark."""
-    kernel = triton.jit(function)
+    names = inspect.signature(function).parameters
+    kernel = triton.jit(function, do_not_specialize=sorted(CHANGING & set(names)))
     kernel.__exercise__ = function.__exercise__
     return kernel

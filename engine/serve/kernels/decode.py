@@ -21,15 +21,16 @@ def decode_kernel(
 
     The row is the only one of request r; the program does the GROUP query heads that share kv_head together.
     q: [N, KV_HEADS * GROUP, WIDTH].  k_cache, v_cache: [blocks, BLOCK, KV_HEADS, WIDTH].  All without gaps.
-    outs: [N, KV_HEADS * GROUP, SPLITS, WIDTH] and lses: [N, KV_HEADS * GROUP, SPLITS] f32: what `attend_tiles`
-    returns for that share; a share without keys stores zeros and lse -inf. Values are cast to the type of outs.
+    outs: [N, KV_HEADS * GROUP, SPLITS, WIDTH], f32, and lses: [N, KV_HEADS * GROUP, SPLITS], f32: what `attend_tiles`
+    returns for that share; for a share without keys zeros and lse -inf are stored. If SPLITS is 1, outs is the result
+    of the step and may have the model's type: what is stored is cast to it.
     query_start_loc: [R + 1] i32, seq_lens: [R] i32, block_table: [R, ...] i32 with table_stride from row to row.
     A request whose number of rows is not 1 is left alone. A request of length 0 sees nothing.
     The keys are looked at in tiles of TILE positions, tile i being positions i * TILE and on; a tile may span several
     blocks. Split j of the S = SPLITS takes the j-th of S equal shares (rounded up) of the tiles that hold a key in
     sight: positions below seq_lens[r] and, if WINDOW > 0, above seq_lens[r] - 1 - WINDOW. Positions outside have no
     influence, whatever their slots hold: NaN as well; the block table is not read past the context.
-    scale: factor of the scores.  ROWS >= GROUP and COLS >= WIDTH are powers of two for tl.arange, ROWS at least 16 for
+    scale: factor of the scores.  ROWS >= GROUP and COLS >= WIDTH are powers of two for tl.arange, at least 16 for
     tl.dot. Scores, softmax and sums in float32; a product of float32 tiles with input_precision="ieee".
     Slots can exceed what 32-bit offsets reach: compute offsets into the pool in 64 bits.
     Grid: (R, KV_HEADS, SPLITS).  Source: PagedAttention (SOSP 2023); Flash-Decoding (2023).
@@ -52,8 +53,9 @@ def merge_kernel(outs, lses, out, query_start_loc, HEADS: tl.constexpr, SPLITS: 
 
 
 def stages(cols: int, dtype) -> int:
-    """Turns of the loop whose loads are under way together, as far as shared memory holds their K and V."""
-    return 3 if cols * dtype.itemsize <= 512 else 2
+    """Turns of the loop whose loads are under way together: as many as shared memory holds K and V tiles of."""
+    row_bytes = cols * dtype.itemsize
+    return 4 if row_bytes <= 256 else 3 if row_bytes <= 512 else 2
 
 
 def decode(q, cache, meta, out, scale, window, splits) -> None:

@@ -24,7 +24,8 @@ def prefill_kernel(
     decode_kernel; num_reqs is R.
     Whose tile: the tiles of request r begin at number query_start_loc[r] // QUERIES + r. So r is the last request whose
     tiles begin at or before i; find it by halving. A request may have fewer tiles than numbers: such a program, and
-    one whose request has a single row (a decode, or padding), does nothing.
+    one whose request has a single row (a decode, or padding), does nothing. In which order the numbers 0 to n - 1 are
+    dealt to the n programs of the first axis, n = tl.num_programs(0), is free.
     With t rows and length s, row j of the request stands at position s - t + j and sees keys at positions up to its
     own and, if WINDOW > 0, above its own - WINDOW. Keys are looked at in tiles of TILE positions; tiles that no row of
     the program sees are not loaded. Positions from s on have no influence, whatever their slots hold: NaN as well.
@@ -50,7 +51,7 @@ def prefill(q, cache, meta, out, scale, window) -> None:
         q, k_cache, v_cache, out, meta.query_start_loc, meta.seq_lens, meta.block_table, meta.num_reqs,
         meta.block_table.stride(0), scale,
         WINDOW=window, KV_HEADS=kv_heads, GROUP=heads // kv_heads, PADDED=padded, WIDTH=width, BLOCK=meta.block_size,
-        TILE=TILE, QUERIES=queries, COLS=cols, num_warps=4, num_stages=stages(cols, q.dtype),
+        TILE=TILE, QUERIES=queries, COLS=cols, num_warps=4, num_stages=min(3, stages(cols, q.dtype)),
     )  # fmt: skip
 
 

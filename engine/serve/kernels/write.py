@@ -30,8 +30,9 @@ def write_kv(k_cache, v_cache, k, v, slot_mapping) -> None:
     k, v = (x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous() for x in (k, v))
     if len(k):
         write_kernel[(len(k),)](
-            k, v, k_cache, v_cache, slot_mapping, k.stride(0), v.stride(0), row, triton.next_power_of_2(row)
-        )
+            k, v, k_cache, v_cache, slot_mapping, k.stride(0), v.stride(0), row, triton.next_power_of_2(row),
+            num_warps=1,
+        )  # fmt: skip
 
 
 fill(__name__)

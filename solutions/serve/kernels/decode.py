@@ -7,10 +7,9 @@ def decode_kernel(
     BLOCK: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     r, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    row = tl.load(query_start_loc + r).to(tl.int64)
+    row, length = tl.load(query_start_loc + r).to(tl.int64), tl.load(seq_lens + r)
     if tl.load(query_start_loc + r + 1) - row != 1:
         return
-    length = tl.load(seq_lens + r)
     first = 0
     if WINDOW > 0:
         first = tl.maximum(length - WINDOW, 0)
@@ -62,8 +61,9 @@ def merge_kernel(outs, lses, out, query_start_loc, HEADS: tl.constexpr, SPLITS: 
     lse = tl.load(lses + place * SPLITS + s, mask=s < SPLITS, other=float("-inf"))
     largest = tl.max(lse, 0)
     weights = tl.exp(lse - tl.where(largest > float("-inf"), largest, 0.0))
-    used = (weights > 0)[:, None] & (d[None, :] < WIDTH)
-    parts = tl.load(outs + (place * SPLITS + s)[:, None] * WIDTH + d[None, :], mask=used, other=0.0)
+    stored = (s < SPLITS)[:, None] & (d[None, :] < WIDTH)
+    parts = tl.load(outs + (place * SPLITS + s)[:, None] * WIDTH + d[None, :], mask=stored, other=0.0)
+    parts = tl.where(weights[:, None] > 0, parts, 0.0)
     total = tl.sum(weights, 0)
     merged = tl.sum(parts * weights[:, None], 0) / tl.where(total > 0, total, 1.0)
     tl.store(out + place * WIDTH + d, merged.to(out.dtype.element_ty), mask=d < WIDTH)

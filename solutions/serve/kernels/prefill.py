@@ -6,7 +6,7 @@ def prefill_kernel(
     WINDOW: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK: tl.constexpr, TILE: tl.constexpr, QUERIES: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    number, kv_head = tl.program_id(0), tl.program_id(1)
+    number, kv_head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)  # the longest contexts start first
     r, beyond = 0, num_reqs  # the tiles of r begin at or before number, those of beyond after it
     while beyond - r > 1:
         middle = (r + beyond) // 2
