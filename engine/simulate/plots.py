@@ -83,7 +83,7 @@ def plot_sweep(option: str, reports: list[tuple[object, dict]], file: Path) -> N
         if name.startswith("TTFT"):  # a queue that grows makes it larger by orders of magnitude
             axis.set_yscale("log")
         else:
-            axis.set_ylim(0, None)
+            axis.set_ylim(0, 1.1 * axis.dataLim.ymax or 1)
         if plain and min(values) > 0 and max(values) >= 8 * min(values):
             axis.set_xscale("log", base=2)
         if not plain:
