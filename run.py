@@ -17,6 +17,7 @@ What you have not written yet is borrowed from solutions/, so the whole always r
   python run.py graphs                the milestone of chapter 33: a decode step beside what the device allows
   python run.py overhead              host time of a step, the queue and the prefix cache, at growing sizes
   python run.py soak --minutes 30     random traffic and injected faults; a failure prints a case to replay
+  python run.py simulate chat         the same scheduler under hours of load: no model, a cost model, a virtual clock
   python run.py generate --prompt "In the beginning"      text from a model, through that core
   python run.py models                the models it knows, and the command that brings each
   python run.py doctor                is this machine set up?
@@ -185,6 +186,13 @@ def cmd_soak(args) -> int:
     return soak.main(args)
 
 
+def cmd_simulate(args) -> int:
+    choose_code(args)
+    from engine.milestones.simulate import main as run_simulation
+
+    return run_simulation(args)
+
+
 def choose_code(args) -> None:
     """Say whose code runs; must come before anything of the engine is imported."""
     from engine.exercises.catalog import Catalog
@@ -242,6 +250,7 @@ def parser() -> Parser:
     options.graphs(add("graphs", cmd_graphs, "a decode step from plain to asynchronous, beside its floor (chapter 33)"))
     options.overhead(add("overhead", cmd_overhead, "what the host does in a step, from 1 to 1,024 requests"))
     options.soak(add("soak", cmd_soak, "random traffic and faults, for as long as you like"))
+    options.simulate(add("simulate", cmd_simulate, "a trace through the scheduler on a virtual clock (chapter 31)"))
     options.generate(add("generate", cmd_generate, "continue prompts, or answer them with --chat"))
 
     models = add("models", cmd_models, "the known models, and the command that brings each")

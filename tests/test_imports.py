@@ -1,4 +1,4 @@
-"""Imports run downwards: run.py, milestones, serve and slots, models, the single functions, exercises."""
+"""Imports run downwards: run.py, milestones, simulator, serve and slots, models, the single functions, exercises."""
 
 import ast
 from graphlib import TopologicalSorter
@@ -11,6 +11,7 @@ from tests.sections import ROOT
 FLOORS = [
     ("run",),
     ("engine.milestones",),
+    ("engine.simulate",),
     ("engine.serve", "engine.slots", "engine.slot_cache"),
     ("engine.models",),
     ("engine.sampling", "engine.attention", "engine.kv_cache"),

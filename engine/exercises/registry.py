@@ -166,3 +166,9 @@ def who_wrote() -> str:
         parts = [f"{sources.count('yours')} of {total} exercises are yours", borrowed]
     parts += [f"{missing} neither written nor in solutions/"] if missing else []
     return f"impl={impl()}: " + ", ".join(parts)
+
+
+def require_all_exercises() -> None:
+    """ValueError if something is a stub that nobody answers: a solutions/ that was taken away, say."""
+    if missing := [ex.not_written for ex in EXERCISES.values() if ex.source == "missing"]:
+        raise ValueError(f"{len(missing)} exercises have neither code nor answer here; the first: {missing[0]}")

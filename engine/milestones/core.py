@@ -21,7 +21,6 @@ from engine.milestones.workload import (
     get_model,
     launch_options,
     prompts_from,
-    require_all_exercises,
     shared_opening,
     shared_text,
 )
@@ -115,7 +114,7 @@ def main(args) -> int:
         torch.set_num_threads(args.threads)
     console = Console(stderr=True, width=None if sys.stderr.isatty() else 110)
     console.print(registry.who_wrote(), highlight=False)
-    require_all_exercises()
+    registry.require_all_exercises()
 
     dtype = choose_dtype(args.dtype, lambda line: console.print(line, highlight=False), device)
     model, tokenizer = get_model(args.model, args.width, args.seed, dtype, device)

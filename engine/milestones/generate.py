@@ -8,7 +8,7 @@ import torch
 
 from engine.exercises import registry
 from engine.milestones.precision import choose_dtype
-from engine.milestones.workload import choose_device, launch_options, require_all_exercises
+from engine.milestones.workload import choose_device, launch_options
 from engine.models.chat import chat_text
 from engine.models.known import resolve
 from engine.models.loading import load
@@ -77,7 +77,7 @@ def main(args) -> int:
     device = choose_device(args.device)
     if args.threads:
         torch.set_num_threads(args.threads)
-    require_all_exercises()
+    registry.require_all_exercises()
     notes = [registry.who_wrote()]
     folder = resolve(args.model)
     model, tokenizer = load(folder, choose_dtype(args.dtype, notes.append, device), device)

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from engine.exercises import registry
 from engine.milestones import timeline
-from engine.milestones.workload import choose_device, require_all_exercises
+from engine.milestones.workload import choose_device
 from engine.models.config import Qwen3Config
 from engine.models.qwen3 import Qwen3, random_model
 from engine.serve.config import EngineConfig
@@ -295,7 +295,7 @@ def main(args) -> int:
     shapes = {name: shape_of(name, 4 * args.context) for name in names}
     console = Console(stderr=True, width=None if sys.stderr.isatty() else 110)
     console.print(registry.who_wrote(), highlight=False)
-    require_all_exercises()
+    registry.require_all_exercises()
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
 
     def emit(line):

@@ -19,7 +19,6 @@ from rich.table import Table
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engine.exercises import registry
-from engine.milestones.workload import require_all_exercises
 from engine.serve.attention import get_backend
 from engine.serve.batch import BatchMeta
 
@@ -226,7 +225,7 @@ def main(args) -> int:
         torch.set_num_threads(args.threads)
     console = Console(stderr=True, width=None if sys.stderr.isatty() else 110)
     console.print(registry.who_wrote(), highlight=False)
-    require_all_exercises()
+    registry.require_all_exercises()
     cuda = torch.cuda.is_available()
     device, dtype = torch.device("cuda" if cuda else "cpu"), torch.bfloat16 if cuda else torch.float32
     sizes, names = (ON_GPU, ["reference", "sdpa", "triton"]) if cuda else (ON_CPU, ["reference", "sdpa"])

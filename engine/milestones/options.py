@@ -1,6 +1,7 @@
 """The options of the milestones' commands; imports nothing heavy, so that `python run.py` answers at once."""
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -62,6 +63,79 @@ def generate(command) -> None:
     command.add_argument(
         "--stream", action=argparse.BooleanOptionalAction, help="text as it comes; default on a terminal"
     )
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An option of `simulate` that a sweep may vary. default None: that of the engine, or of the model."""
+
+    kind: type
+    default: object
+    help: str
+
+    def read(self, name: str, text: str):
+        """The value that a word stands for; ValueError if it stands for none."""
+        if self.kind is bool:
+            if text.lower() not in ("true", "false"):
+                raise ValueError(f"{name} must be true or false, got {text!r}")
+            return text.lower() == "true"
+        try:
+            return self.kind(text)
+        except ValueError:
+            what = "an integer" if self.kind is int else "a number"
+            raise ValueError(f"{name} must be {what}, got {text!r}") from None
+
+
+SIMULATE = {
+    # what runs
+    "gpu": Setting(str, "h200", "h200, h100, a100, l40s or l4"),
+    "model": Setting(str, "qwen3-8b", "qwen3-0.6b to qwen3-32b, smollm2-135m, or a folder with a config.json"),
+    "overhead_us": Setting(float, None, "microseconds a step takes beside bytes and arithmetic; default 65 a layer"),
+    # the trace; medians, as lengths vary
+    "requests": Setting(int, None, "default 1000; of a CSV file the first N, default all"),
+    "speed": Setting(float, 1.0, "arrivals so many times as fast"),
+    "rate": Setting(float, 4.0, "poisson, bursts, tree: requests a second; chat: new chats a second"),
+    "seed": Setting(int, 0, "of the generators"),
+    "prompt_tokens": Setting(int, 1020, "median of a prompt's own part (chat: of a message)"),
+    "output_tokens": Setting(int, 129, "median of an answer"),
+    "prefix_tokens": Setting(int, 512, "of each shared prefix (chat: the system prompt; tree: each node)"),
+    "groups": Setting(int, 0, "poisson, bursts: so many shared prefixes"),
+    "burst": Setting(int, 20, "bursts: requests at once"),
+    "turns": Setting(int, 5, "chat: mean number"),
+    "think": Setting(float, 10.0, "chat: mean seconds from an answer to the next turn"),
+    "depth": Setting(int, 3, "tree: levels"),
+    "branching": Setting(int, 4, "tree: children of a node"),
+    "priorities": Setting(int, 1, "generators: levels, drawn at random"),
+    # what EngineConfig has on scheduling and memory
+    "block_size": Setting(int, None, "tokens in a block"),
+    "num_blocks": Setting(int, None, "blocks in the pool; default: what the GPU's memory holds"),
+    "max_num_batched_tokens": Setting(int, None, "token budget of a step"),
+    "max_num_seqs": Setting(int, None, "requests running at once"),
+    "max_model_len": Setting(int, None, "prompt + output of a request at most"),
+    "enable_prefix_caching": Setting(bool, None, "share the blocks of common prefixes"),
+    "enable_chunked_prefill": Setting(bool, None, "cut prompts to the budget"),
+    "long_prefill_token_threshold": Setting(int, None, "cap on one request's share of a step"),
+    "policy": Setting(str, None, "fcfs or priority"),
+    "preemption_mode": Setting(str, None, "recompute or swap"),
+    "swap_space_bytes": Setting(int, None, "host memory for swap"),
+    "gpu_memory_utilization": Setting(float, None, "share of the GPU's memory"),
+    "kv_cache_bytes": Setting(int, None, "size of the pool"),
+}
+
+
+def simulate(command) -> None:
+    add_impl(command, default="solution")
+    command.add_argument("trace", metavar="TRACE", help="poisson, bursts, chat, tree, or a CSV file")
+    for name, setting in SIMULATE.items():
+        flag = f"--{name.replace('_', '-')}"
+        help = setting.help if setting.default in (None, 1.0) else f"{setting.help}; default {setting.default}"
+        if setting.kind is bool:
+            command.add_argument(flag, action=argparse.BooleanOptionalAction, default=setting.default, help=help)
+        else:
+            metavar = {int: "N", float: "X", str: "NAME"}[setting.kind]
+            command.add_argument(flag, type=setting.kind, default=setting.default, metavar=metavar, help=help)
+    command.add_argument("--sweep", metavar="OPTION=A,B,C", help="one run for each value of any option above")
+    command.add_argument("--plot", metavar="FILE.png", help="over time, or over a sweep; needs matplotlib")
 
 
 def add_cache(command) -> None:

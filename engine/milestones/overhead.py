@@ -17,7 +17,6 @@ from rich.table import Table
 
 from engine.exercises import registry
 from engine.milestones.tagged import NoModel
-from engine.milestones.workload import require_all_exercises
 from engine.serve.batch import build_batch
 from engine.serve.config import EngineConfig
 from engine.serve.engine import EngineCore
@@ -184,7 +183,7 @@ def main(args) -> int:
         raise ValueError(f"--repeat must be at least 1, got {args.repeat}")
     console = Console(stderr=True, width=None if sys.stderr.isatty() else 110)
     console.print(registry.who_wrote(), highlight=False)
-    require_all_exercises()
+    registry.require_all_exercises()
     report = Report(args.repeat)
     report(Steps.what, lambda n: Steps(n, args.repeat), DECODES)
     for policy in ("fcfs", "priority"):

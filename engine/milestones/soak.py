@@ -8,7 +8,6 @@ from collections import Counter
 
 from engine.exercises import registry
 from engine.milestones.episode import Episode, draw_config
-from engine.milestones.workload import require_all_exercises
 
 PATIENCE = 60  # seconds for shrinking
 
@@ -93,7 +92,7 @@ def main(args) -> int:
         raise ValueError(f"--minutes must be above 0, got {args.minutes}")
     seed = random.SystemRandom().randrange(1 << 31) if args.seed is None else args.seed
     print(registry.who_wrote(), file=sys.stderr)
-    require_all_exercises()
+    registry.require_all_exercises()
     print(f"seed {seed}, {args.minutes:g} minutes", file=sys.stderr)
 
     def report(counts, elapsed):

@@ -38,7 +38,7 @@ def test_a_known_end_costs_no_extra_token(max_tokens):
     expect_equal(harness.core.num_scheduled_tokens, right, "computed tokens", "prompt + max_tokens - 1 each", AHEAD)
 
 
-@grades(collect)
+@grades(step, collect)
 def test_a_stop_is_noticed_one_step_late_and_costs_one_token():
     harness = LateHarness(enable_prefix_caching=False)
     prompt = tokens(rng("late stop"), 6)

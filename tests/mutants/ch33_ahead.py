@@ -103,7 +103,7 @@ wrong(STEP, "counts-planned-twice", "self.num_preemptions += len(out.preempted)"
 wrong(STEP, "not-atomic", "with self.atomic:", "if True:", "test_tokens_that_do_not_come",
       "nothing can break off in the middle")  # fmt: skip
 wrong(STEP, "last-flight-left", "if not self.has_unfinished:", "if False:",
-      "test_a_stop_at_the_last_token_but_one", "somebody will call again")  # fmt: skip
+      "test_a_stop_is_noticed_one_step_late_and_costs_one_token", "somebody will call again")  # fmt: skip
 
 wrong(COLLECT, "newest-judged", "self.check_stop(request, known - request.num_prompt_tokens)",
       "self.check_stop(request)", "test_every_way_to_stop_is_judged_by_the_very_token",

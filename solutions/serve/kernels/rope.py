@@ -24,9 +24,9 @@ def rope_write_kernel(
         c, s = tl.load(cos + n * WIDTH + i, used), tl.load(sin + n * WIDTH + i, used)
         x1, x2 = (y1 * c - y2 * s).to(x1.dtype), (y2 * c + y1 * s).to(x1.dtype)
     if h < HEADS:
-        target = q + (n * HEADS + h) * WIDTH + i
-        tl.store(target, x1, used)
-        tl.store(target + HALF, x2, used)
+        place = q + (n * HEADS + h) * WIDTH + i
+        tl.store(place, x1, used)
+        tl.store(place + HALF, x2, used)
     else:
         slot, kv_head = tl.load(slot_mapping + n), (h - HEADS) % KV_HEADS
         pool = v_cache
