@@ -162,7 +162,8 @@ def toy_tree(folder: Path) -> Path:
         (folder / name).write_text(text, encoding="utf-8")
     no_caches = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "engine/exercises", folder / "engine/exercises", ignore=no_caches)
-    for path in [*ROOT.glob("tests/*.py"), ROOT / "run.py", ROOT / "requirements.txt"]:
+    needed = "run.py", "requirements.txt", "engine/milestones/options.py"
+    for path in [*ROOT.glob("tests/*.py"), *(ROOT / name for name in needed)]:
         if not path.name.startswith("test_"):
             shutil.copy(path, folder / path.relative_to(ROOT))
     return folder
