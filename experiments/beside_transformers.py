@@ -53,6 +53,7 @@ def parse(argv):
     if min(args.requests, args.repeat) < 1:
         parser.error(f"--requests {args.requests}, --repeat {args.repeat}: both must be at least 1")
     args.backend, args.torch_dtype = None, getattr(torch, args.dtype)  # backend None: the fastest here
+    args.fuse, args.graphs, args.overlap = None, "auto", False  # what chapter 33 adds, where it pays
     return args
 
 
