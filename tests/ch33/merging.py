@@ -158,8 +158,14 @@ def test_another_kind_of_mlp_runs_as_it_is():
 
 
 def test_fused_twice_is_fused_and_split_layers_are_apart():
-    fused = FlatModel(model_of("twice")).fuse()
+    model = model_of("twice", attention_bias=True)
+    fused = FlatModel(model).fuse()
     expect(fused.fuse() is fused, "fuse() of a fused model is itself")
+    again = FlatModel(model).fuse()
+    for module, pair in fused.merged.items():
+        for mine, other in zip(pair, again.merged[module], strict=True):
+            same = mine is other or mine.data_ptr() == other.data_ptr() and mine.shape == other.shape
+            expect(same, "a second FusedModel of the same model has other weights than the first")
     linears, before = layers_of("split", [6, 3])
     merge_linears(linears)
     split_linears(linears)

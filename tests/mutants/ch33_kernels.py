@@ -75,9 +75,9 @@ wrong(ADD, "one-plus-weight", "other=0.0).to(tl.float32)\n    tl.store(normed",
 HEADS, PADDING = "test_heads_are_normed_turned_and_stored", "test_padding_has_queries_and_no_slot"
 ROWS = "test_rows_go_to_their_own_slots"
 ROUND, ROPE = "test_heads_are_rounded_where_the_model_rounds", "rope_write_kernel"
-wrong(ROPE, "pairs-side-by-side", "target = q + (n * HEADS + h) * WIDTH + i\n        tl.store(target, x1, used)\n"
-      "        tl.store(target + HALF, x2, used)", "target = q + (n * HEADS + h) * WIDTH + 2 * i\n"
-      "        tl.store(target, x1, used)\n        tl.store(target + 1, x2, used)", HEADS,
+wrong(ROPE, "pairs-side-by-side", "place = q + (n * HEADS + h) * WIDTH + i\n        tl.store(place, x1, used)\n"
+      "        tl.store(place + HALF, x2, used)", "place = q + (n * HEADS + h) * WIDTH + 2 * i\n"
+      "        tl.store(place, x1, used)\n        tl.store(place + 1, x2, used)", HEADS,
       "pairs are neighbours")  # fmt: skip
 wrong(ROPE, "turned-back", "(y1 * c - y2 * s).to(x1.dtype), (y2 * c + y1 * s)",
       "(y1 * c + y2 * s).to(x1.dtype), (y2 * c - y1 * s)", HEADS, "the other direction")  # fmt: skip
@@ -107,9 +107,9 @@ wrong(ROPE, "before-the-pool", "tl.store(target, x1.to(pool.dtype.element_ty), u
       "tl.store(target, x1.to(pool.dtype.element_ty), used)", PADDING, "a negative offset is no store")  # fmt: skip
 wrong(ROPE, "slot-zero", "slot, kv_head = tl.load(slot_mapping + n), (h",
       "slot, kv_head = tl.maximum(tl.load(slot_mapping + n), 0), (h", PADDING, "slot 0 is nobody's")  # fmt: skip
-wrong(ROPE, "no-queries-for-padding", "        tl.store(target, x1, used)\n        tl.store(target + HALF, x2, used)\n",
-      "        here = used & (tl.load(slot_mapping + n) >= 0)\n        tl.store(target, x1, here)\n"
-      "        tl.store(target + HALF, x2, here)\n", PADDING, "padding has no query")  # fmt: skip
+wrong(ROPE, "no-queries-for-padding", "        tl.store(place, x1, used)\n        tl.store(place + HALF, x2, used)\n",
+      "        here = used & (tl.load(slot_mapping + n) >= 0)\n        tl.store(place, x1, here)\n"
+      "        tl.store(place + HALF, x2, here)\n", PADDING, "padding has no query")  # fmt: skip
 wrong(ROPE, "row-for-slot", "(slot * KV_HEADS + kv_head)", "(tl.where(slot < 0, slot, n) * KV_HEADS + kv_head)", ROWS,
       "row n goes to slot n")  # fmt: skip
 wrong(ROPE, "values-among-keys",
