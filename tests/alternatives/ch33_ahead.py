@@ -69,12 +69,13 @@ alternative(
                 try:
                     self.runner.swap(out)
                     stage = 1
-                    self.flights.append(self.runner.launch(out, self.blocks.block_tables))
+                    flight = self.runner.launch(out, self.blocks.block_tables)
                     stage = 2
                 finally:
                     if stage < 2:
                         self.scheduler.undo(out, swapped_out=stage == 1)
                 self.advance(out)
+                self.flights.append(flight)
                 self.num_preemptions += len(out.preempted)
                 self.num_scheduled_tokens += out.num_tokens
                 self.num_steps += 1
