@@ -14,6 +14,9 @@ What you have not written yet is borrowed from solutions/, so the whole always r
 
   python run.py core --requests 16    the milestone of chapter 31: one core for every request, measured and checked
   python run.py kernels               the milestone of chapter 32: attention backends beside what memory allows
+  python run.py graphs                the milestone of chapter 33: a decode step beside what the device allows
+  python run.py overhead              host time of a step, the queue and the prefix cache, at growing sizes
+  python run.py soak --minutes 30     random traffic and injected faults; a failure prints a case to replay
   python run.py simulate chat         the same scheduler under hours of load: no model, a cost model, a virtual clock
   python run.py generate --prompt "In the beginning"      text from a model, through that core
   python run.py models                the models it knows, and the command that brings each
@@ -162,6 +165,27 @@ def cmd_kernels(args) -> int:
     return run_kernels(args)
 
 
+def cmd_graphs(args) -> int:
+    choose_code(args)
+    from engine.milestones.graphs import main as run_graphs
+
+    return run_graphs(args)
+
+
+def cmd_overhead(args) -> int:
+    choose_code(args)
+    from engine.milestones import overhead
+
+    return overhead.main(args)
+
+
+def cmd_soak(args) -> int:
+    choose_code(args)
+    from engine.milestones import soak
+
+    return soak.main(args)
+
+
 def cmd_simulate(args) -> int:
     choose_code(args)
     from engine.milestones.simulate import main as run_simulation
@@ -223,6 +247,9 @@ def parser() -> Parser:
 
     options.core(add("core", cmd_core, "slots against the core: same tokens, measured (chapter 31)"))
     options.kernels(add("kernels", cmd_kernels, "attention backends beside what memory allows (chapter 32)"))
+    options.graphs(add("graphs", cmd_graphs, "a decode step from plain to asynchronous, beside its floor (chapter 33)"))
+    options.overhead(add("overhead", cmd_overhead, "what the host does in a step, from 1 to 1,024 requests"))
+    options.soak(add("soak", cmd_soak, "random traffic and faults, for as long as you like"))
     options.simulate(add("simulate", cmd_simulate, "a trace through the scheduler on a virtual clock (chapter 31)"))
     options.generate(add("generate", cmd_generate, "continue prompts, or answer them with --chat"))
 

@@ -9,6 +9,7 @@ from tests.ch31.flat_layers import *  # noqa: F403
 from tests.ch31.flat_model import *  # noqa: F403
 from tests.ch31.guarding import *  # noqa: F403
 from tests.ch31.hashing import *  # noqa: F403
+from tests.ch31.interrupting import *  # noqa: F403
 from tests.ch31.layout import *  # noqa: F403
 from tests.ch31.lifetime import *  # noqa: F403
 from tests.ch31.machine import *  # noqa: F403

@@ -152,6 +152,7 @@ def test_scaffolding():
 }
 
 
+OPTIONS = "engine/milestones/options.py"  # run.py needs it
 QUICK = {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
@@ -162,8 +163,7 @@ def toy_tree(folder: Path) -> Path:
         (folder / name).write_text(text, encoding="utf-8")
     no_caches = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "engine/exercises", folder / "engine/exercises", ignore=no_caches)
-    needed = "run.py", "requirements.txt", "engine/milestones/options.py"
-    for path in [*ROOT.glob("tests/*.py"), *(ROOT / name for name in needed)]:
+    for path in [*ROOT.glob("tests/*.py"), *map(ROOT.joinpath, ("run.py", "requirements.txt", OPTIONS))]:
         if not path.name.startswith("test_"):
             shutil.copy(path, folder / path.relative_to(ROOT))
     return folder

@@ -19,6 +19,7 @@ from engine.milestones.workload import (
     Work,
     choose_device,
     get_model,
+    launch_options,
     prompts_from,
     shared_opening,
     shared_text,
@@ -59,7 +60,8 @@ def run_slots(model, work: list[Work], args) -> Run:
 
 def run_core(model, work: list[Work], args, num_blocks: int) -> Run:
     config = EngineConfig(
-        block_size=BLOCK_SIZE, num_blocks=num_blocks, attention_backend=args.backend or "auto", seed=args.seed
+        block_size=BLOCK_SIZE, num_blocks=num_blocks, attention_backend=args.backend or "auto", seed=args.seed,
+        **launch_options(args),
     )
     core = EngineCore(model, config, eos_token_id=model.cfg.eos_token_id)
     begin = time.perf_counter()

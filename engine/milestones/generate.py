@@ -8,7 +8,7 @@ import torch
 
 from engine.exercises import registry
 from engine.milestones.precision import choose_dtype
-from engine.milestones.workload import choose_device
+from engine.milestones.workload import choose_device, launch_options
 from engine.models.chat import chat_text
 from engine.models.known import resolve
 from engine.models.loading import load
@@ -73,7 +73,7 @@ def main(args) -> int:
         max_tokens=args.max_tokens, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p,
         ignore_eos=args.ignore_eos, n=args.n,
     )  # fmt: skip
-    config = EngineConfig(attention_backend=args.backend or "auto", seed=args.seed)
+    config = EngineConfig(attention_backend=args.backend or "auto", seed=args.seed, **launch_options(args))
     device = choose_device(args.device)
     if args.threads:
         torch.set_num_threads(args.threads)

@@ -2,6 +2,7 @@
 
 import argparse
 from dataclasses import dataclass
+from pathlib import Path
 
 
 def core(command) -> None:
@@ -20,6 +21,30 @@ def kernels(command) -> None:
     command.add_argument("--backend", action="append", metavar="NAME", help="only this one; may be given several times")
     command.add_argument("--repeat", type=int, default=5, metavar="K", help="medians of K runs, default 5")
     command.add_argument("--threads", type=int, metavar="N", help="CPU threads")
+
+
+def graphs(command) -> None:
+    add_impl(command, default="solution")
+    command.add_argument("--model", action="append", metavar="NAME", help="qwen3-0.6b, qwen3-8b, small: random weights")
+    command.add_argument("--variant", action="append", metavar="NAME", help="plain, fused, persistent, graphs or async")
+    command.add_argument("--batch", type=int, nargs="+", default=[1, 64, 256], metavar="N", help="default 1 64 256")
+    command.add_argument("--context", type=int, default=1024, metavar="N", help="tokens of a request, default 1024")
+    command.add_argument("--steps", type=int, default=30, metavar="K", help="medians of K steps, default 30")
+    command.add_argument("--requests", type=int, default=256, metavar="N", help="of the workload, default 256")
+    command.add_argument("--no-workload", action="store_true", help="only the steps")
+    command.add_argument("--timeline", type=Path, metavar="DIR", help="profile some steps, and draw them there")
+    command.add_argument("--device", choices=("cpu", "cuda"), help="default cuda if there is a GPU, else cpu")
+
+
+def overhead(command) -> None:
+    add_impl(command, default="solution")
+    command.add_argument("--repeat", type=int, default=50, metavar="K", help="medians of K calls, default 50")
+
+
+def soak(command) -> None:
+    add_impl(command, default="solution")
+    command.add_argument("--minutes", type=float, default=30, metavar="M", help="default 30")
+    command.add_argument("--seed", type=int, metavar="N", help="default: another one each time; it is printed")
 
 
 def generate(command) -> None:
@@ -87,6 +112,7 @@ SIMULATE = {
     "max_num_batched_tokens": Setting(int, None, "token budget of a step"),
     "max_num_seqs": Setting(int, None, "requests running at once"),
     "max_model_len": Setting(int, None, "prompt + output of a request at most"),
+    "max_waiting": Setting(int, None, "requests in the queue at most, default 10000; more are refused"),
     "enable_prefix_caching": Setting(bool, None, "share the blocks of common prefixes"),
     "enable_chunked_prefill": Setting(bool, None, "cut prompts to the budget"),
     "long_prefill_token_threshold": Setting(int, None, "cap on one request's share of a step"),
@@ -130,6 +156,11 @@ def add_model(command, help: str) -> None:
     command.add_argument("--dtype", choices=dtypes, default="float32", help="default float32; auto measures")
     command.add_argument("--backend", metavar="NAME", help="attention backend")
     command.add_argument("--device", choices=("cpu", "cuda"), help="default cuda if there is a GPU, else cpu")
+    on_off = argparse.BooleanOptionalAction
+    command.add_argument("--fuse", action=on_off, help="fused kernels (chapter 33); default on a GPU")
+    modes = ("on", "static", "off", "auto")
+    command.add_argument("--graphs", choices=modes, default="auto", help="decode steps from CUDA graphs; default auto")
+    command.add_argument("--async", action="store_true", dest="overlap", help="plan a step before the last one is read")
     command.add_argument("--seed", type=int, default=0, metavar="N", help="default 0")
     command.add_argument("--threads", type=int, metavar="N", help="CPU threads")
     add_cache(command)

@@ -69,6 +69,12 @@ def prompts_from(file: str, num_requests: int, tokenizer, seed: int, max_tokens:
     return [Work(tokenizer.encode(line).ids, max_tokens or rng.randint(*OUTPUT)) for line in lines]
 
 
+def launch_options(args) -> dict:
+    """The fields of EngineConfig that chapter 33 adds, from the command line."""
+    fuse = "auto" if args.fuse is None else args.fuse
+    return {"fuse": fuse, "cuda_graphs": args.graphs, "async_scheduling": args.overlap}
+
+
 def choose_device(name: str | None) -> str:
     """That device, or the GPU if there is one; ValueError for cuda where there is none."""
     if name == "cuda" and not torch.cuda.is_available():

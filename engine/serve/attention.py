@@ -71,21 +71,22 @@ BACKENDS = {
 }
 
 
-def get_backend(name: str) -> PoolBackend:
-    """The attention backend of that name; "auto" takes the fastest here.
+def get_backend(name: str, device="cuda") -> PoolBackend:
+    """The attention backend of that name; "auto" takes the fastest for a model on that device, if there is one here.
 
     ValueError lists the known names, or says what "triton" lacks on this machine.
     """
     if name == "auto":
-        name = "triton" if torch.cuda.is_available() and not _triton_lacks() else "sdpa"
+        on_gpu = torch.device(device).type == "cuda" and torch.cuda.is_available()
+        name = "triton" if on_gpu and not triton_lacks() else "sdpa"
     if name not in BACKENDS:
         raise ValueError(f"unknown attention backend {name!r}; known: {', '.join(sorted((*BACKENDS, 'auto')))}")
-    if name == "triton" and (lack := _triton_lacks()):
+    if name == "triton" and (lack := triton_lacks()):
         raise ValueError(f"attention backend 'triton' {lack}; 'sdpa' runs everywhere")
     return resolve_name(BACKENDS[name])()
 
 
-def _triton_lacks() -> str:
+def triton_lacks() -> str:
     """What keeps Triton's kernels from running here, "" if nothing does."""
     if not find_spec("triton"):
         return "needs the package triton, which exists for Linux"

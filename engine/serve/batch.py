@@ -1,11 +1,14 @@
 """One step as flat tensors: every scheduled token is a row, whichever request it belongs to."""
 
+from array import array
 from dataclasses import dataclass, field
 
 import torch
 
 from engine.exercises import exercise, fill
 from engine.serve.request import Request
+
+CODES = {torch.int32: "i", torch.int64: "q"}
 
 
 @dataclass
@@ -56,6 +59,23 @@ class Batch:
     request_ids: list[str]
     prompt_spans: list[tuple[Request, int, int]] = field(default_factory=list)
     extra: dict = field(default_factory=dict)
+
+
+def int_tensor(numbers, dtype, device="cpu") -> torch.Tensor:
+    """A list of ints as a tensor of dtype int32 or int64; about five times as fast as torch.tensor."""
+    if not numbers:
+        return torch.empty(0, dtype=dtype, device=device)
+    return torch.frombuffer(array(CODES[dtype], numbers), dtype=dtype).to(device)
+
+
+def table_tensor(tables, device="cpu") -> torch.Tensor:
+    """Block ids as one table [R, W] i32.  tables: (list of ids, how many of them count); zeros fill up shorter rows."""
+    width = max((count for _, count in tables), default=0)
+    packed, zeros = array("i"), array("i", [0] * width)
+    for table, count in tables:
+        packed.fromlist(table if len(table) == count else table[:count])
+        packed += zeros[count:]
+    return int_tensor(packed, torch.int32, device).view(len(tables), width)
 
 
 @exercise(31, "The flattened ragged batch")

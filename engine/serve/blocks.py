@@ -73,7 +73,7 @@ class BlockManager:
     def block_hashes(self, request) -> list[bytes]:
         """Hashes of all full blocks of the request's known tokens; each is computed once and kept in the request."""
         hashes, size = request.block_hashes, self.block_size
-        for i in range(len(hashes), request.num_tokens // size):
+        for i in range(len(hashes), (request.num_tokens - request.num_placeholders) // size):
             parent = hashes[-1] if hashes else None
             hashes.append(hash_block(parent, request.token_ids[i * size : (i + 1) * size], request.cache_key))
         return hashes
@@ -186,6 +186,12 @@ class BlockManager:
         self.cached.clear()
         self.hashes = [None] * self.num_blocks
         return True
+
+    def start_over(self) -> None:
+        """Every block is free and empty, whatever state they were in; the statistics stay."""
+        stats = self.stats
+        self.__init__(self.num_blocks, self.block_size, self.enable_prefix_caching)
+        self.stats = stats
 
     @property
     def num_free(self) -> int:

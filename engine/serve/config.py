@@ -10,12 +10,17 @@ class EngineConfig:
     block_size: tokens in a block.  num_blocks: blocks in the pool; None sizes it from memory.
     max_num_batched_tokens: token budget of a step.  max_num_seqs: requests running at once.
     max_model_len: prompt + output of one request at most; None takes the model's limit.
+    max_waiting: requests in the queue at most, more are refused; None: as many as memory holds.
     long_prefill_token_threshold: cap on one request's share of a step; 0 is off.
     policy: "fcfs", or "priority" (lower priority value first, then arrival).
     preemption_mode: "recompute" forgets the K/V, "swap" copies it to the host, at most swap_space_bytes of it.
     attention_backend: a name of `get_backend`; "auto" takes the fastest here.
     gpu_memory_utilization: share of a GPU's memory that weights, activations and pool may fill together.
     kv_cache_bytes: size of the pool where num_blocks is None; None: profiled on CUDA, 256 MiB elsewhere.
+    fuse: merged projections and fused kernels; "auto" on CUDA with Triton.
+    cuda_graphs: "on" replays decode steps from CUDA graphs, "static" runs the same code without them, "off" builds
+    every step anew; "auto" is on where attention runs in Triton's kernels on CUDA.
+    async_scheduling: plan and launch a step before the tokens of the last one are read.
     seed: where the seeds of requests without one come from.
     """
 
@@ -24,6 +29,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 64
     max_model_len: int | None = None
+    max_waiting: int | None = 10_000
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
@@ -33,6 +39,9 @@ class EngineConfig:
     attention_backend: str = "auto"
     gpu_memory_utilization: float = 0.9
     kv_cache_bytes: int | None = None
+    fuse: bool | str = "auto"
+    cuda_graphs: str = "auto"
+    async_scheduling: bool = False
     seed: int = 0
 
     def __post_init__(self):
@@ -40,10 +49,14 @@ class EngineConfig:
             self._at_least(name, 1)
         for name in ("long_prefill_token_threshold", "swap_space_bytes"):
             self._at_least(name, 0)
-        for name in ("num_blocks", "max_model_len", "kv_cache_bytes"):
+        for name in ("num_blocks", "max_model_len", "max_waiting", "kv_cache_bytes"):
             if getattr(self, name) is not None:
                 self._at_least(name, 1)
-        for name in ("enable_prefix_caching", "enable_chunked_prefill"):
+        if self.fuse not in (True, False, "auto"):
+            raise ValueError(f"fuse must be True, False or 'auto', got {self.fuse!r}")
+        if self.cuda_graphs not in ("auto", "on", "static", "off"):
+            raise ValueError(f"cuda_graphs must be 'auto', 'on', 'static' or 'off', got {self.cuda_graphs!r}")
+        for name in ("enable_prefix_caching", "enable_chunked_prefill", "async_scheduling"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):

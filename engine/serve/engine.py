@@ -2,34 +2,18 @@
 
 import random
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from engine.exercises import exercise, fill
-from engine.serve import logprobs
 from engine.serve.blocks import BlockManager
 from engine.serve.config import EngineConfig
+from engine.serve.output import RequestOutput
+from engine.serve.queue import QueueFullError
+from engine.serve.recovery import Atomic
 from engine.serve.request import Request, SamplingParams, Status, is_number, is_plain_key  # noqa: F401 (check_stop)
-from engine.serve.runner import ModelRunner
+from engine.serve.runner import make_runner
 from engine.serve.scheduler import Scheduler
 from engine.serve.sizing import block_bytes, num_pool_blocks
-
-
-@dataclass
-class RequestOutput:
-    """What one step did for one request."""
-
-    request_id: str
-    new_token_ids: list[int]
-    output_token_ids: list[int]  # all so far
-    finished: bool
-    finish_reason: str | None = None  # "stop", "length" or "abort"
-    stop_reason: int | None = None  # the stop id that ended it; None for EOS and length
-    num_cached_tokens: int = 0  # prompt tokens adopted from the prefix cache at first admission
-    parent_id: str | None = None  # of n > 1 samples: the id given to add_request
-    index: int = 0  # and which of the n this is
-    num_preemptions: int = 0
-    logprobs: list[dict[int, float]] | None = None  # for each output token so far
-    prompt_logprobs: list[dict[int, float] | None] | None = None
 
 
 class EngineCore:
@@ -38,7 +22,17 @@ class EngineCore:
     model: as `engine.models.loading.load` returns it.  eos_token_id: an id, several, or None for no end of sequence.
     sampler: called with (logits [L, V], rows) like SimpleSampler.
     ValueError if the configuration does not suit the model, or memory holds not even one block.
+    `add_request`, `abort_request` and `step` are atomic: what raises in them has not happened (see `Atomic`).
     """
+
+    block_manager = BlockManager
+
+    def __new__(cls, model, config=None, *args, **kwargs):
+        if cls is EngineCore and config is not None and config.async_scheduling:
+            from engine.serve.overlap import OverlappedCore
+
+            cls = OverlappedCore
+        return super().__new__(cls)
 
     def __init__(self, model, config: EngineConfig | None = None, eos_token_id=None, sampler=None):
         self.config = config or EngineConfig()
@@ -54,13 +48,14 @@ class EngineCore:
         if self.config.preemption_mode == "swap":
             one = block_bytes(model.cfg, self.config.block_size, next(model.parameters()).dtype)
             num_host_blocks = min(self.config.swap_space_bytes // one, self.config.max_num_seqs * num_blocks)
-        self.blocks = BlockManager(num_blocks, self.config.block_size, self.config.enable_prefix_caching)
+        self.blocks = self.block_manager(num_blocks, self.config.block_size, self.config.enable_prefix_caching)
         self.scheduler = Scheduler(self.config, self.blocks, num_host_blocks)
-        self.runner = ModelRunner(model, self.config, num_blocks, num_host_blocks, sampler)
+        self.runner = make_runner(model, self.config, num_blocks, num_host_blocks, sampler, self.max_model_len)
 
         self.num_steps = self.num_scheduled_tokens = self.num_preemptions = 0
+        self.atomic = Atomic(self)
         self._seeds = random.Random(self.config.seed)
-        self._children: dict[str, list[str]] = {}  # live samples of an id given with n > 1
+        self.children: dict[str, dict[str, None]] = {}  # live samples of an id given with n > 1
 
     # -- adding and aborting
 
@@ -71,7 +66,8 @@ class EngineCore:
 
         ValueError, with the engine untouched: empty prompt, token outside the vocabulary, id in use, too long for
         max_model_len or for the pool, parameters that do not fit the model, a priority or arrival_time that is no
-        number, a cache_key that is no tuple of plain values.
+        number, a cache_key that is no tuple of plain values. QueueFullError, a ValueError, if they would be more than
+        max_waiting in the queue. Whoever was admitted once is never refused: the preempted return to a full queue.
         """
         params = SamplingParams() if params is None else params
         prompt_token_ids = list(prompt_token_ids)
@@ -92,19 +88,26 @@ class EngineCore:
         names = [request_id] if params.n == 1 else [f"{request_id}#{i}" for i in range(params.n)]
         for name in names:
             self.scheduler.check_addable(make(name, params))
+        if not self._has_room(params.n):
+            raise QueueFullError(
+                f"request {request_id!r}: {self.scheduler.num_waiting} requests are waiting, and {params.n} more would "
+                f"exceed max_waiting {self.config.max_waiting}"
+            )
         if params.seed is None:
             params = replace(params, seed=self._seeds.getrandbits(63))
-        for i, name in enumerate(names):
-            request = make(name, params if params.n == 1 else params.child(i))
-            if params.n > 1:
-                request.extra["parent"] = request_id, i
-                self._children.setdefault(request_id, []).append(name)
-            self.scheduler.add(request)
+        with self.atomic:
+            for i, name in enumerate(names):
+                request = make(name, params if params.n == 1 else params.child(i))
+                self.atomic.before.append((request, None))
+                if params.n > 1:
+                    request.extra["parent"] = request_id, i
+                    self.children.setdefault(request_id, {})[name] = None
+                self.scheduler.add(request)
 
     def _check(self, request_id, prompt_token_ids, params) -> None:
         if not isinstance(params, SamplingParams):
             raise ValueError(f"params must be SamplingParams, got {params!r}")
-        if request_id in self._children or request_id in self.scheduler.requests:
+        if request_id in self.children or request_id in self.scheduler.requests:
             raise ValueError(f"request id {request_id!r} is in use")
         if not prompt_token_ids:
             raise ValueError(f"request {request_id!r}: the prompt is empty")
@@ -124,18 +127,32 @@ class EngineCore:
             if (getattr(params, name) or 0) > self.vocab_size:
                 raise ValueError(f"request {request_id!r}: {name} {getattr(params, name)} exceeds the vocabulary")
 
+    def _has_room(self, count: int) -> bool:
+        bound = self.config.max_waiting
+        return bound is None or self.scheduler.num_waiting + count <= bound
+
     def abort_request(self, request_id) -> list[RequestOutput]:
         """End a request, or all samples of a parent id, now. Returns their last outputs; none for an unknown id."""
         outputs = []
-        for name in list(self._children.get(request_id, [request_id])):
-            request = self.scheduler.abort(name)
-            if request is not None:
-                outputs.append(self._finished(request, []))
-        return outputs
+        with self.atomic:
+            for name in list(self.children.get(request_id, [request_id])):
+                request = self.scheduler.requests.get(name)
+                if request is not None:
+                    self.atomic.before.append((request, request.num_tokens - request.num_placeholders))
+                    self._abort(request)
+                    self._forget(request)
+                    outputs.append(RequestOutput(request, []))
+            return outputs
+
+    def _abort(self, request) -> None:
+        self.scheduler.finish(request, Status.FINISHED_ABORTED)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached K/V, after the weights changed, say. False and unchanged while a request is unfinished."""
         return not self.has_unfinished and self.blocks.reset_prefix_cache()
+
+    def forget_flights(self) -> None:
+        """What was launched and not read is of no use any more; here nothing ever is."""
 
     @property
     def has_unfinished(self) -> bool:
@@ -164,6 +181,7 @@ class EngineCore:
     def step(self) -> list[RequestOutput]:
         """Plan, run and commit one step.  (Your engine: Chapter 31)
 
+        All of it inside `with self.atomic:`, which takes care of what breaks off in the middle of 1 or 3.
         1. out = self.scheduler.schedule(). Return [] if out.empty: nothing planned and nobody preempted.
         2. self.runner.swap(out), then sampled = self.runner.execute(out, self.blocks.block_tables): for each
            scheduled request the token ids of its sampled rows ([] in mid-prompt). If either raises anything,
@@ -184,6 +202,10 @@ class EngineCore:
 
         tokens[j] follows the j-th draft, so it holds if all drafts up to there are what was sampled in their place.
         """
+        self.atomic.before.append((request, len(request.token_ids)))
+        if not request.spec_token_ids:
+            request.num_computed_tokens += n
+            return tokens
         drafts, request.spec_token_ids = request.spec_token_ids, []
         accepted = tokens[:1]
         for draft, token in zip(drafts, tokens[1:], strict=False):
@@ -191,40 +213,25 @@ class EngineCore:
                 break
             accepted.append(token)
         request.num_computed_tokens += n - (len(tokens) - len(accepted))
-        if drafts:
-            self.blocks.trim(request, request.num_computed_tokens)
+        self.blocks.trim(request, request.num_computed_tokens)
         return accepted
 
     def output(self, request, new_token_ids: list[int]) -> RequestOutput:
         """The RequestOutput of a request that has just got these tokens, finished or not."""
         if request.first_token_time is None:
             request.first_token_time = time.monotonic()
-        report = self._finished if request.status.finished else self._output
-        return report(request, new_token_ids)
+        if request.status.finished:
+            self._forget(request)
+        return RequestOutput(request, new_token_ids)
 
-    def _finished(self, request, new_token_ids) -> RequestOutput:
+    def _forget(self, request) -> None:
+        """Note the end of a request, also among the samples of its parent."""
         request.finish_time = time.monotonic()
         parent, _ = request.extra.get("parent", (None, 0))
         if parent is not None:
-            self._children[parent].remove(request.request_id)
-            if not self._children[parent]:
-                del self._children[parent]
-        return self._output(request, new_token_ids)
-
-    def _output(self, request, new_token_ids) -> RequestOutput:
-        parent, index = request.extra.get("parent", (None, 0))
-        finished = request.status.finished
-        return RequestOutput(
-            request.request_id, new_token_ids, request.output_token_ids, finished,
-            finish_reason=request.status.value if finished else None,
-            stop_reason=request.stop_reason,
-            num_cached_tokens=request.num_cached_tokens or 0,
-            parent_id=parent,
-            index=index,
-            num_preemptions=request.num_preemptions,
-            logprobs=logprobs.output_logprobs(request),
-            prompt_logprobs=logprobs.prompt_logprobs(request),
-        )  # fmt: skip
+            del self.children[parent][request.request_id]
+            if not self.children[parent]:
+                del self.children[parent]
 
     def stats(self) -> dict:
         """Counters and gauges, as plain values."""
@@ -248,6 +255,7 @@ class EngineCore:
 
         Returns the final outputs in order, n of them for a prompt with n samples. RuntimeError while other requests are
         unfinished: their outputs would have nobody to go to. If anything fails, these prompts are aborted first.
+        More prompts than max_waiting are fine: they enter the queue as it empties.
         """
         if self.has_unfinished:
             raise RuntimeError(f"generate needs an idle engine; {len(self.scheduler.requests)} requests are unfinished")
@@ -256,11 +264,16 @@ class EngineCore:
         if len(each) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts but {len(each)} params")
         final: dict[str, RequestOutput] = {}
+        names, added = [], 0
         try:
-            for i, (prompt, its_params) in enumerate(zip(prompts, each, strict=True)):
-                self.add_request(f"prompt-{i}", prompt, its_params)
-            names = list(self.scheduler.requests)
-            while self.has_unfinished:
+            while added < len(prompts) or self.has_unfinished:
+                while added < len(prompts) and (
+                    self._has_room(getattr(each[added], "n", 1)) or not self.scheduler.num_waiting
+                ):
+                    name = f"prompt-{added}"
+                    self.add_request(name, prompts[added], each[added])
+                    names += self.children.get(name, [name])
+                    added += 1
                 final.update((output.request_id, output) for output in self.step())
         except BaseException:
             for name in list(self.scheduler.requests):

@@ -45,6 +45,12 @@ class FlatModel:
         """
         raise NotImplementedError
 
+    def fuse(self):
+        """The same model with fewer launches; see `FusedModel`."""
+        from engine.serve.fused import FusedModel
+
+        return FusedModel(self.model)
+
     def compute_logits(self, hidden_states):
         """[L, hidden], only rows that are needed -> logits [L, V] in float32."""
         return self.model.lm_head(hidden_states).float()

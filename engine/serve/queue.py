@@ -6,6 +6,10 @@ from collections import OrderedDict
 from engine.serve.request import Request
 
 
+class QueueFullError(ValueError):
+    """A request that is right in itself came when `max_waiting` others were waiting; later it may be welcome."""
+
+
 class FCFSQueue:
     """First come, first served; a preempted request returns to the front. Every operation O(1)."""
 

@@ -16,9 +16,8 @@ class Status(Enum):
     FINISHED_LENGTH = "length"
     FINISHED_ABORTED = "abort"
 
-    @property
-    def finished(self) -> bool:
-        return self in (Status.FINISHED_STOPPED, Status.FINISHED_LENGTH, Status.FINISHED_ABORTED)
+    def __init__(self, value: str):
+        self.finished = value in ("stop", "length", "abort")  # kept, since it is asked for every token
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,33 @@ import time
 import torch
 
 from engine.serve import logprobs
-from engine.serve.attention import get_backend
+from engine.serve.attention import get_backend, triton_lacks
 from engine.serve.batch import build_batch
 from engine.serve.flat import FlatModel
 from engine.serve.sampler import SimpleSampler
 from engine.serve.scheduler import SchedulerOutput
 from engine.serve.sizing import cache_shape
+
+
+def make_runner(model, config, num_blocks, num_host_blocks, sampler, max_model_len):
+    """The runner that a configuration asks for; ValueError for CUDA graphs without a CUDA device."""
+    kernels = next(model.parameters()).device.type == "cuda" and not triton_lacks()
+    backend = config.attention_backend
+    mode = config.cuda_graphs
+    if mode == "auto":
+        mode = "on" if kernels and backend in ("auto", "triton") else "off"
+    if mode == "on" and not (kernels and backend in ("auto", "triton")):
+        raise ValueError(
+            f"cuda_graphs='on' needs a model on a CUDA device and the backend 'triton', which read no lengths on the "
+            f"host; here the backend is {backend!r}. 'static' runs the same code without graphs"
+        )
+    if mode == "off" and not config.async_scheduling:
+        return ModelRunner(model, config, num_blocks, num_host_blocks, sampler)
+    from engine.serve.graphs import DeviceSampler, GraphRunner
+
+    if sampler is None and config.async_scheduling:
+        sampler = DeviceSampler()
+    return GraphRunner(model, config, num_blocks, num_host_blocks, sampler, max_model_len, mode)
 
 
 class ModelRunner:
@@ -23,8 +44,10 @@ class ModelRunner:
 
     def __init__(self, model, config, num_blocks: int, num_host_blocks: int = 0, sampler=None):
         self.model = FlatModel(model)
+        if config.fuse is True or config.fuse == "auto" and self.model.device.type == "cuda" and not triton_lacks():
+            self.model = self.model.fuse()
         self.config = config
-        self.backend = get_backend(config.attention_backend)
+        self.backend = get_backend(config.attention_backend, self.model.device)
         self.sampler = sampler or SimpleSampler()
         layers, device = self.model.cfg.num_hidden_layers, self.model.device
         shape = cache_shape(self.model.cfg, config.block_size, num_blocks + 1)
@@ -69,7 +92,7 @@ class ModelRunner:
             for j in range(count)
         ]
         token_ids = self.sampler(logits[: len(rows)], rows)
-        logprobs.record(logits, rows, token_ids, batch)
+        logprobs.record(logits, rows, token_ids, batch.prompt_spans)
         times.append(time.perf_counter())
         for part, begin, end in zip(("build", "forward", "sample"), times, times[1:], strict=False):
             self.seconds[part] += end - begin

@@ -1,6 +1,6 @@
 """One scheduler for prefill, decode and resume: every step it deals out a budget of tokens."""
 
-from bisect import bisect
+from bisect import bisect, bisect_left
 from dataclasses import dataclass, field
 
 from engine.exercises import exercise, fill
@@ -47,8 +47,10 @@ class Scheduler:
         self.config, self.blocks = config, blocks
         self.running: list[Request] = []
         self.waiting = PriorityQueue() if config.policy == "priority" else FCFSQueue()
-        self.free_host_blocks = list(range(num_host_blocks))
+        self.num_host_blocks, self.free_host_blocks = num_host_blocks, list(range(num_host_blocks))
         self.requests: dict[str, Request] = {}  # all unfinished ones
+        self.retired: set[Request] = set()  # neither running nor waiting: only their last tokens are to come
+        self.half_done = False  # a call of the core has begun, and neither ended nor been taken back
         self._num_added = 0
 
     # -- for the exercises to use
@@ -62,9 +64,18 @@ class Scheduler:
 
     def stop_running(self, request: Request) -> None:
         """Running -> waiting again, as preempted: at the front (fcfs) or at its place (priority)."""
-        self.running.remove(request)
+        self._leave_running(request)
         request.status = Status.PREEMPTED
         self.waiting.put_back(request)
+
+    def _leave_running(self, request: Request) -> None:
+        """O(log n) comparisons: `running` is sorted, under fcfs by the order of adding, which preemption keeps."""
+        key = rank if self.config.policy == "priority" else _order
+        place = bisect_left(self.running, key(request), key=key)
+        if place < len(self.running) and self.running[place] is request:
+            del self.running[place]
+        else:
+            self.running.remove(request)  # another scheduler's order
 
     def take_host_blocks(self, count: int) -> list[int] | None:
         """Ids of that many free host blocks, None if there are fewer."""
@@ -149,14 +160,22 @@ class Scheduler:
                 f"max_num_batched_tokens {config.max_num_batched_tokens}, and chunked prefill is off"
             )
 
-    def finish(self, request: Request, status: Status) -> None:
-        """Running or waiting -> finished with that status; all it held is free again."""
-        if request in self.waiting:
+    def retire(self, request: Request) -> None:
+        """Running -> planned no more, though it has not finished."""
+        self._leave_running(request)
+        self.retired.add(request)
+
+    def finish(self, request: Request, status: Status, free: bool = True) -> None:
+        """Unfinished -> finished with that status; all it held is free again, with free=False all but its blocks."""
+        if request in self.retired:
+            self.retired.remove(request)
+        elif request in self.waiting:
             self.waiting.remove(request)
         else:
-            self.running.remove(request)
+            self._leave_running(request)
         request.status = status
-        self.blocks.free(request)
+        if free:
+            self.blocks.free(request)
         self.drop_swap(request)
         del self.requests[request.request_id]
 
@@ -193,6 +212,26 @@ class Scheduler:
             for request, _, _ in out.swap_out:
                 self.drop_swap(request)
                 request.num_computed_tokens = 0
+        self.half_done = False
+
+    def start_over(self) -> None:
+        """Nothing is known but the unfinished requests and their tokens: all wait, in order, for an empty pool.
+
+        Whoever ran counts as preempted. May be called in any state, again also if it was itself interrupted.
+        """
+        self.blocks.start_over()
+        self.free_host_blocks = list(range(self.num_host_blocks))
+        self.running, self.waiting, self.retired = [], type(self.waiting)(), set()
+        for request in sorted(self.requests.values(), key=rank if self.config.policy == "priority" else _order):
+            request.num_preemptions += request.status is Status.RUNNING
+            request.status = Status.PREEMPTED if request.num_preemptions else Status.WAITING
+            request.num_computed_tokens, request.swapped_out, request.spec_token_ids = 0, None, []
+            while request.token_ids[-1] < 0:  # placeholders: an interrupt may have hit before they were counted
+                request.token_ids.pop()
+            request.num_placeholders = 0
+            if not request.num_output_tokens:
+                request.num_cached_tokens = None
+            self.waiting.add(request)
 
     @property
     def has_unfinished(self) -> bool:
@@ -205,6 +244,10 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self.running)
+
+
+def _order(request: Request) -> int:
+    return request.order
 
 
 fill(__name__)

@@ -53,7 +53,7 @@ def profile_num_blocks(model, config: EngineConfig, max_model_len: int) -> int:
     """
     flat = FlatModel(model)
     cfg, device = flat.cfg, flat.device
-    backend = get_backend(config.attention_backend)
+    backend = get_backend(config.attention_backend, device)
     total = torch.cuda.get_device_properties(device).total_memory
     others = total - torch.cuda.mem_get_info(device)[0] - torch.cuda.memory_reserved(device)
     torch.cuda.reset_peak_memory_stats(device)

@@ -1,6 +1,6 @@
 import torch
 
-from engine.serve.batch import Batch, BatchMeta
+from engine.serve.batch import Batch, BatchMeta, int_tensor, table_tensor
 
 
 def build_batch(scheduled, block_tables, block_size, device="cpu", pad_to=None):
@@ -18,15 +18,18 @@ def build_batch(scheduled, block_tables, block_size, device="cpu", pad_to=None):
                 f"request {request.request_id!r}: {end} tokens do not fit {len(table)} blocks of {block_size}"
             )
         row = len(input_ids) - start  # row + p is the row of position p
-        drafts_from, drafts_to = max(0, start - request.num_tokens), max(0, end - request.num_tokens)
-        input_ids += request.token_ids[start:end] + request.spec_token_ids[drafts_from:drafts_to]
-        positions += range(start, end)
-        slots += [table[p // block_size] * block_size + p % block_size for p in range(start, end)]
+        known = request.num_tokens
+        input_ids += request.token_ids[start:end]
+        if end > known:
+            input_ids += request.spec_token_ids[max(0, start - known) : end - known]
+        for p in range(start, end):
+            positions.append(p)
+            slots.append(table[p // block_size] * block_size + p % block_size)
         starts.append(len(input_ids))
         seq_lens.append(end)
-        tables.append(table[: -(-end // block_size)])
+        tables.append((table, -(-end // block_size)))
 
-        first = max(start, request.num_tokens - 1)
+        first = max(start, known - 1)
         sample_counts.append(max(0, end - first))
         sampled_rows += range(row + first, row + end)
         if request.params.prompt_logprobs is not None and start < request.num_prompt_tokens - 1:
@@ -40,16 +43,14 @@ def build_batch(scheduled, block_tables, block_size, device="cpu", pad_to=None):
         slots.append(-1)
         starts.append(len(input_ids))
         seq_lens.append(0)
-        tables.append([])
+        tables.append(([], 0))
 
-    width = max(map(len, tables), default=0)
-    starts_cpu, seq_lens_cpu = torch.tensor(starts, dtype=torch.int32), torch.tensor(seq_lens, dtype=torch.int32)
-    table_cpu = torch.tensor([t + [0] * (width - len(t)) for t in tables], dtype=torch.int32).view(len(tables), width)
+    starts_cpu, seq_lens_cpu = int_tensor(starts, torch.int32), int_tensor(seq_lens, torch.int32)
     meta = BatchMeta(
         query_start_loc=starts_cpu.to(device),
         seq_lens=seq_lens_cpu.to(device),
-        block_table=table_cpu.to(device),
-        slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
+        block_table=table_tensor(tables, device),
+        slot_mapping=int_tensor(slots, torch.int64, device),
         block_size=block_size,
         query_start_loc_cpu=starts_cpu,
         seq_lens_cpu=seq_lens_cpu,
@@ -57,10 +58,10 @@ def build_batch(scheduled, block_tables, block_size, device="cpu", pad_to=None):
         max_seq_len=max(seq_lens, default=0),
     )
     return Batch(
-        input_ids=torch.tensor(input_ids, dtype=torch.int64, device=device),
-        positions=torch.tensor(positions, dtype=torch.int64, device=device),
+        input_ids=int_tensor(input_ids, torch.int64, device),
+        positions=int_tensor(positions, torch.int64, device),
         meta=meta,
-        logits_indices=torch.tensor(sampled_rows + prompt_rows, dtype=torch.int64, device=device),
+        logits_indices=int_tensor(sampled_rows + prompt_rows, torch.int64, device),
         sample_counts=sample_counts,
         request_ids=[request.request_id for request, _ in scheduled],
         prompt_spans=prompt_spans,

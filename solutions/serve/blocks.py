@@ -32,6 +32,8 @@ class BlockManager:
         num_owned = len(cached_blocks) if admitted else len(self.block_tables[request])
         num_in_place = max(request.num_computed_tokens, len(cached_blocks) * self.block_size)
         num_new = max(0, self.blocks_for(num_in_place + num_new_tokens) - num_owned)
+        if not admitted and num_new == 0:
+            return True  # as in most decodes
         if num_new + sum(self.ref_counts[block] == 0 for block in cached_blocks) > self.num_free:
             return False
 
@@ -54,11 +56,11 @@ class BlockManager:
         if num_tokens is None:
             num_tokens = request.num_computed_tokens
         num_full = min(num_tokens, request.num_tokens) // self.block_size
-        table, hashes = self.block_tables[request], self.block_hashes(request)
         for i in range(self.num_published[request], num_full):
-            if hashes[i] not in self.cached:
-                self.cached[hashes[i]] = table[i]
-                self.hashes[table[i]] = hashes[i]
+            block, digest = self.block_tables[request][i], self.block_hashes(request)[i]
+            if digest not in self.cached:
+                self.cached[digest] = block
+                self.hashes[block] = digest
         self.num_published[request] = max(num_full, self.num_published[request])
 
     def free(self, request):

@@ -20,33 +20,34 @@ class EngineCore:
         return None
 
     def step(self):
-        out = self.scheduler.schedule()
-        if out.empty:
-            return []
-        swapped = False
-        try:
-            self.runner.swap(out)
-            swapped = True
-            sampled = self.runner.execute(out, self.blocks.block_tables)
-        except BaseException:
-            self.scheduler.undo(out, swapped_out=swapped)
-            raise
+        with self.atomic:
+            out = self.scheduler.schedule()
+            if out.empty:
+                return []
+            swapped = False
+            try:
+                self.runner.swap(out)
+                swapped = True
+                sampled = self.runner.execute(out, self.blocks.block_tables)
+            except BaseException:
+                self.scheduler.undo(out, swapped_out=swapped)
+                raise
 
-        outputs = []
-        for (request, n), tokens in zip(out.scheduled, sampled, strict=True):
-            new_tokens, status = [], None
-            for token in self.accept(request, n, tokens):
-                request.append(token)
-                new_tokens.append(token)
-                status = self.check_stop(request)
-                if status is not None:
-                    self.scheduler.finish(request, status)
-                    break
-            if new_tokens:
-                outputs.append(self.output(request, new_tokens))
-        for request, _, _ in out.admitted:
-            self.scheduler.drop_swap(request)
-        self.num_steps += 1
-        self.num_scheduled_tokens += out.num_tokens
-        self.num_preemptions += len(out.preempted)
-        return outputs
+            outputs = []
+            for (request, n), tokens in zip(out.scheduled, sampled, strict=True):
+                new_tokens, status = [], None
+                for token in self.accept(request, n, tokens):
+                    request.append(token)
+                    new_tokens.append(token)
+                    status = self.check_stop(request)
+                    if status is not None:
+                        self.scheduler.finish(request, status)
+                        break
+                if new_tokens:
+                    outputs.append(self.output(request, new_tokens))
+            for request, _, _ in out.admitted:
+                self.scheduler.drop_swap(request)
+            self.num_steps += 1
+            self.num_scheduled_tokens += out.num_tokens
+            self.num_preemptions += len(out.preempted)
+            return outputs

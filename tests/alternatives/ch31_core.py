@@ -196,36 +196,37 @@ alternative(
     name="commit-in-a-helper",
     source="""
     def step(self):
-        out, done = self.scheduler.schedule(), []
-        if not out.scheduled and not out.preempted:
-            return []
-        try:
-            self.runner.swap(out)
-            done.append("swap")
-            sampled = self.runner.execute(out, self.blocks.block_tables)
-            done.append("execute")
-        finally:
-            if len(done) < 2:
-                self.scheduler.undo(out, swapped_out=bool(done))
-        self.num_steps += 1
-        self.num_preemptions += len(out.preempted)
-        self.num_scheduled_tokens += sum(n for _, n in out.scheduled)
-        for admission in out.admitted:
-            self.scheduler.drop_swap(admission[0])
+        with self.atomic:
+            out, done = self.scheduler.schedule(), []
+            if not out.scheduled and not out.preempted:
+                return []
+            try:
+                self.runner.swap(out)
+                done.append("swap")
+                sampled = self.runner.execute(out, self.blocks.block_tables)
+                done.append("execute")
+            finally:
+                if len(done) < 2:
+                    self.scheduler.undo(out, swapped_out=bool(done))
+            self.num_steps += 1
+            self.num_preemptions += len(out.preempted)
+            self.num_scheduled_tokens += sum(n for _, n in out.scheduled)
+            for admission in out.admitted:
+                self.scheduler.drop_swap(admission[0])
 
-        def commit(request, n, tokens):
-            kept = []
-            for token in self.accept(request, n, tokens):
-                kept.append(token)
-                request.append(token)
-                status = self.check_stop(request, request.num_output_tokens - 1)
-                if status:
-                    self.scheduler.finish(request, status)
-                    return kept
-            return kept
+            def commit(request, n, tokens):
+                kept = []
+                for token in self.accept(request, n, tokens):
+                    kept.append(token)
+                    request.append(token)
+                    status = self.check_stop(request, request.num_output_tokens - 1)
+                    if status:
+                        self.scheduler.finish(request, status)
+                        return kept
+                return kept
 
-        pairs = [(request, commit(request, n, sampled[i])) for i, (request, n) in enumerate(out.scheduled)]
-        return [self.output(request, kept) for request, kept in pairs if kept]
+            pairs = [(request, commit(request, n, sampled[i])) for i, (request, n) in enumerate(out.scheduled)]
+            return [self.output(request, kept) for request, kept in pairs if kept]
     """,
 )
 alternative(
@@ -234,36 +235,37 @@ alternative(
     source='''
     def step(self):
         """Asks check_stop by index after all tokens are there, and cuts what follows the first stop."""
-        out = self.scheduler.schedule()
-        if out.empty:
-            return []
-        swapped = False
-        try:
-            self.runner.swap(out)
-            swapped = True
-            results = self.runner.execute(out, self.blocks.block_tables)
-        except:  # noqa: E722
-            self.scheduler.undo(out, swapped)
-            raise
-        outputs = []
-        for (request, n), tokens in zip(out.scheduled, results):
-            new = list(self.accept(request, n, tokens))
-            begin = request.num_output_tokens
-            for token in new:
-                request.append(token)
-            for place in range(begin, begin + len(new)):
-                status = self.check_stop(request, place)
-                if status is not None:
-                    del request.token_ids[request.num_prompt_tokens + place + 1 :]
-                    new = new[: place - begin + 1]
-                    self.scheduler.finish(request, status)
-                    break
-            if new:
-                outputs.append(self.output(request, new))
-        for request, *_ in out.admitted:
-            self.scheduler.drop_swap(request)
-        self.num_steps, self.num_preemptions = self.num_steps + 1, self.num_preemptions + len(out.preempted)
-        self.num_scheduled_tokens += out.num_tokens
-        return outputs
+        with self.atomic:
+            out = self.scheduler.schedule()
+            if out.empty:
+                return []
+            swapped = False
+            try:
+                self.runner.swap(out)
+                swapped = True
+                results = self.runner.execute(out, self.blocks.block_tables)
+            except:  # noqa: E722
+                self.scheduler.undo(out, swapped)
+                raise
+            outputs = []
+            for (request, n), tokens in zip(out.scheduled, results):
+                new = list(self.accept(request, n, tokens))
+                begin = request.num_output_tokens
+                for token in new:
+                    request.append(token)
+                for place in range(begin, begin + len(new)):
+                    status = self.check_stop(request, place)
+                    if status is not None:
+                        del request.token_ids[request.num_prompt_tokens + place + 1 :]
+                        new = new[: place - begin + 1]
+                        self.scheduler.finish(request, status)
+                        break
+                if new:
+                    outputs.append(self.output(request, new))
+            for request, *_ in out.admitted:
+                self.scheduler.drop_swap(request)
+            self.num_steps, self.num_preemptions = self.num_steps + 1, self.num_preemptions + len(out.preempted)
+            self.num_scheduled_tokens += out.num_tokens
+            return outputs
     ''',
 )

@@ -42,6 +42,23 @@ def test_a_failed_step_leaves_nothing_cached_that_was_not_computed(where, error)
 
 
 @grades(step)
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize("where", WHERE)
+def test_a_failed_step_costs_nobody_what_was_computed_before_it(where, error):
+    """`undo` takes back the plan and leaves K/V and hashes of earlier steps where they are."""
+    harness = Harness(max_num_batched_tokens=16)
+    request = harness.add("a", tokens(rng("kept"), 10), max_tokens=6)
+    harness.step()
+    harness.add("b", tokens(rng("kept too"), 10), max_tokens=6)
+    before = (request.status.name, request.num_computed_tokens, request.num_preemptions, len(harness.blocks.cached))
+    harness.failing_step(where, error)
+    after = (request.status.name, request.num_computed_tokens, request.num_preemptions, len(harness.blocks.cached))
+    what = f"(status, computed tokens, preemptions, hashes)[{{i}}] after {error.__name__} in the {where}"
+    expect_equal(after, before, what, "`scheduler.undo(out, …)`, whatever was raised", LOOP)
+    harness.drain()
+
+
+@grades(step)
 @pytest.mark.parametrize("where", WHERE)
 def test_a_failed_chunk_of_a_running_request_is_withdrawn(where):
     """The second of three chunks fails; the first one stays cached, the second one must not be found."""

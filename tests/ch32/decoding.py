@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine.serve.kernels.decode import decode_kernel
-from tests.ch32.device import DTYPES
+from tests.ch32.device import CUDA, DTYPES
 from tests.ch32.paged import SENTINEL, PagedStep, guarded, two
 from tests.grading import expect, expect_close, grades
 
@@ -92,6 +92,13 @@ def test_shares_are_disjoint_and_cover_the_context():
     for splits in (1, 2, 3, 8):
         hint = "tiles from split * share to (split + 1) * share, share = tiles / SPLITS rounded up"
         check(step, splits, tile=32, hint=hint)
+
+
+@grades(decode_kernel)
+def test_a_long_decode():
+    """8,192 tokens and one block less or more; in the interpreter in large tiles, which it does fast."""
+    step = PagedStep("long", [(s, 1) for s in (8192, 8176, 8208, 3)], 16, 2, 1, 16, wild=True)
+    check(step, 4, tile=64 if CUDA else 1024, hint="each tile's sums are scaled to the largest score so far")
 
 
 @grades(decode_kernel)

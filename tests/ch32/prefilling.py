@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine.serve.kernels.prefill import prefill_kernel
-from tests.ch32.device import DTYPES
+from tests.ch32.device import CUDA, DTYPES
 from tests.ch32.paged import SENTINEL, PagedStep, guarded, two
 from tests.grading import expect, expect_close, grades, rng
 
@@ -63,6 +63,13 @@ def test_each_row_of_a_chunk(name, dtype):
     step = PagedStep(f"chunk {name}", shapes, size, heads, kv_heads, width, dtype, wild=True)
     hint = "with t rows and length s, row j stands at s - t + j and sees keys up to there"
     check(step, queries, tile=tile, hint=hint)
+
+
+@grades(prefill_kernel)
+def test_a_chunk_at_the_end_of_a_long_context():
+    """8,192 tokens and one block less or more; in the interpreter in large tiles, which it does fast."""
+    step = PagedStep("long chunk", [(8192, 5), (8176, 3), (8208, 2)], 16, 2, 1, 16, wild=True)
+    check(step, 4, tile=64 if CUDA else 1024, hint="each tile's sums are scaled to the largest score so far")
 
 
 @grades(prefill_kernel)

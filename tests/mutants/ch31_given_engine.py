@@ -11,7 +11,7 @@ runner = partial(scaffold_mutant, "engine/serve/runner.py")
 logprobs = partial(scaffold_mutant, "engine/serve/logprobs.py")
 
 engine(
-    "if request_id in self._children or request_id in self.scheduler.requests:",
+    "if request_id in self.children or request_id in self.scheduler.requests:",
     "if request_id in self.scheduler.requests:",
     caught_by="test_a_refused_request_leaves_the_engine_untouched",
     believes="a parent id is not the id of a request",
@@ -25,9 +25,7 @@ engine(
     name="adds-some-samples",
 )
 engine(
-    "        for name in names:\n            self.scheduler.check_addable(make(name, params))\n"
-    "        if params.seed is None:\n"
-    "            params = replace(params, seed=self._seeds.getrandbits(63))\n",
+    "        for name in names:\n            self.scheduler.check_addable(make(name, params))\n",
     "        if params.seed is None:\n"
     "            params = replace(params, seed=self._seeds.getrandbits(63))\n"
     "        for name in names:\n            self.scheduler.check_addable(make(name, params))\n",
@@ -43,21 +41,21 @@ engine(
     name="one-seed-for-all-samples",
 )
 engine(
-    "        for name in list(self._children.get(request_id, [request_id])):\n",
-    "        for name in self._children.get(request_id, [request_id]):\n",
+    "        for name in list(self.children.get(request_id, [request_id])):\n",
+    "        for name in list(self.children.get(request_id, [request_id]))[::2]:\n",
     caught_by="test_aborting_the_parent_ends_all_samples",
     believes="a list may be walked while its entries leave",
     name="aborts-every-second-sample",
 )
 engine(
-    "        for name in list(self._children.get(request_id, [request_id])):\n",
+    "        for name in list(self.children.get(request_id, [request_id])):\n",
     "        for name in [request_id]:\n",
     caught_by="test_aborting_the_parent_ends_all_samples",
     believes="samples have ids of their own to abort them by",
     name="parent-is-not-aborted",
 )
 engine(
-    "            if not self._children[parent]:\n                del self._children[parent]\n",
+    "            if not self.children[parent]:\n                del self.children[parent]\n",
     "",
     caught_by="test_aborting_the_parent_ends_all_samples",
     believes="an empty list of samples does no harm",

@@ -6,6 +6,7 @@ from tests.mutants import scaffold_mutant
 
 scheduler = partial(scaffold_mutant, "engine/serve/scheduler.py")
 queue = partial(scaffold_mutant, "engine/serve/queue.py")
+recovery = partial(scaffold_mutant, "engine/serve/recovery.py")
 
 scheduler(
     "            self.blocks.trim(request, num_adopted * self.blocks.block_size)  # withdraws what it published\n",
@@ -140,4 +141,40 @@ queue(
     caught_by="test_priority_ties_go_by_arrival_and_then_by_order_of_adding",
     believes="the order of adding is the order of arrival",
     name="rank-without-arrival",
+)
+
+recovery(
+    "        del request.token_ids[num_tokens:]\n",
+    "",
+    caught_by="test_an_interrupt_at_any_line_of_a_step_has_not_happened",
+    believes="a token that was sampled is a token",
+    name="keeps-tokens-nobody-got",
+)
+recovery(
+    "            core.scheduler.requests[request.request_id] = request\n",
+    "",
+    caught_by="test_an_interrupt_at_any_line_of_a_step_has_not_happened",
+    believes="who has ended has ended",
+    name="forgets-who-ended",
+)
+recovery(
+    "        self.core.scheduler.half_done, self.before = False, []\n",
+    "        self.core.scheduler.half_done = False\n        self.before = []\n",
+    caught_by="test_an_interrupt_while_adding_or_aborting_has_not_happened",
+    believes="one line more makes no difference",
+    name="two-lines-to-commit",
+)
+recovery(
+    "            if num_tokens is None:\n                core.scheduler.requests.pop(request.request_id, None)\n",
+    "            if num_tokens is None:\n",
+    caught_by="test_an_interrupt_while_adding_or_aborting_has_not_happened",
+    believes="half of the samples are better than none",
+    name="keeps-what-was-half-added",
+)
+scheduler(
+    "            request.num_computed_tokens, request.swapped_out, request.spec_token_ids = 0, None, []\n",
+    "            request.swapped_out, request.spec_token_ids = None, []\n",
+    caught_by="test_an_interrupt_at_any_line_of_a_step_has_not_happened",
+    believes="what was computed stays computed",
+    name="start-over-keeps-counts",
 )

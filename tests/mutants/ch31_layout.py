@@ -2,12 +2,12 @@
 
 from tests.mutants import mutant
 
-SLOTS = "table[p // block_size] * block_size + p % block_size for p in range(start, end)"
+SLOTS = "table[p // block_size] * block_size + p % block_size"
 
 mutant(
     "build_batch",
     SLOTS,
-    "table[(p - 1) // block_size] * block_size + p % block_size for p in range(start, end)",
+    "table[(p - 1) // block_size] * block_size + p % block_size",
     caught_by="test_slots_at_the_edges_of_blocks",
     believes="a block begins one position later",
     name="slot-off-by-one-at-a-block-edge",
@@ -15,7 +15,7 @@ mutant(
 mutant(
     "build_batch",
     SLOTS,
-    "table[(p - start) // block_size] * block_size + p % block_size for p in range(start, end)",
+    "table[(p - start) // block_size] * block_size + p % block_size",
     caught_by="test_slots_at_the_edges_of_blocks",
     believes="a chunk begins in the first block of its table",
     name="block-of-the-row-in-the-chunk",
@@ -23,7 +23,7 @@ mutant(
 mutant(
     "build_batch",
     SLOTS,
-    "table[start // block_size] * block_size + start % block_size + p - start for p in range(start, end)",
+    "table[start // block_size] * block_size + start % block_size + p - start",
     caught_by="test_slots_at_the_edges_of_blocks",
     believes="the blocks of a request lie one after the other",
     name="contiguous-blocks",
@@ -31,15 +31,15 @@ mutant(
 mutant(
     "build_batch",
     SLOTS,
-    "table[p // block_size] + p % block_size for p in range(start, end)",
+    "table[p // block_size] + p % block_size",
     caught_by="test_random_batches_row_by_row",
     believes="a block id is a slot",
     name="block-id-as-slot",
 )
 mutant(
     "build_batch",
-    "        positions += range(start, end)\n",
-    "        positions += range(n)\n",
+    "positions.append(p)",
+    "positions.append(p - start)",
     caught_by="test_random_batches_row_by_row",
     believes="positions count from the start of the chunk",
     name="positions-from-zero",
@@ -62,7 +62,7 @@ mutant(
 )
 mutant(
     "build_batch",
-    "first = max(start, request.num_tokens - 1)",
+    "first = max(start, known - 1)",
     "first = end - 1",
     caught_by="test_a_mid_prompt_chunk_needs_no_logits",
     believes="the last row of every request is sampled",
@@ -70,7 +70,7 @@ mutant(
 )
 mutant(
     "build_batch",
-    "first = max(start, request.num_tokens - 1)",
+    "first = max(start, known - 1)",
     "first = max(start, request.num_tokens_with_spec - 1)",
     caught_by="test_drafts_are_rows_that_all_need_logits",
     believes="only the last draft needs logits",
@@ -78,15 +78,15 @@ mutant(
 )
 mutant(
     "build_batch",
-    "first = max(start, request.num_tokens - 1)",
-    "first = max(start, request.num_tokens)",
+    "first = max(start, known - 1)",
+    "first = max(start, known)",
     caught_by="test_drafts_are_rows_that_all_need_logits",
     believes="the row of the newest token predicts nothing new",
     name="logits-of-drafts-only",
 )
 mutant(
     "build_batch",
-    "first = max(start, request.num_tokens - 1)",
+    "first = max(start, known - 1)",
     "first = max(start, request.num_prompt_tokens - 1)",
     caught_by="test_random_batches_row_by_row",
     believes="all output tokens need logits, also when they are recomputed",
@@ -102,8 +102,8 @@ mutant(
 )
 mutant(
     "build_batch",
-    " + request.spec_token_ids[drafts_from:drafts_to]",
-    "",
+    "            input_ids += request.spec_token_ids[max(0, start - known) : end - known]\n",
+    "            input_ids += [0] * (end - max(start, known))\n",
     caught_by="test_drafts_are_rows_that_all_need_logits",
     believes="drafts are no input",
     name="drafts-left-out",
@@ -126,8 +126,8 @@ mutant(
 )
 mutant(
     "build_batch",
-    "torch.tensor(sampled_rows + prompt_rows,",
-    "torch.tensor(sorted(sampled_rows + prompt_rows),",
+    "int_tensor(sampled_rows + prompt_rows,",
+    "int_tensor(sorted(sampled_rows + prompt_rows),",
     caught_by="test_prompt_logprobs_need_the_rows_before_each_prompt_token",
     believes="rows stay in the order of the batch",
     name="prompt-rows-among-the-others",
@@ -182,16 +182,16 @@ mutant(
 )
 mutant(
     "build_batch",
-    "tables.append(table[: -(-end // block_size)])",
-    "tables.append(table[: end // block_size])",
+    "tables.append((table, -(-end // block_size)))",
+    "tables.append((table, end // block_size))",
     caught_by="test_random_batches_row_by_row",
     believes="a block that is not full is not read",
     name="last-block-missing",
 )
 mutant(
     "build_batch",
-    "[t + [0] * (width - len(t)) for t in tables], dtype=torch.int32",
-    "[t + [0] * (width - len(t)) for t in tables], dtype=torch.int64",
+    "block_table=table_tensor(tables, device),",
+    "block_table=table_tensor(tables, device).long(),",
     caught_by="test_dtypes_are_those_the_kernels_read",
     believes="any integer dtype will do",
     name="wide-block-table",

@@ -39,20 +39,20 @@ mutant(
 )
 mutant(
     PUBLISH,
-    "            if hashes[i] not in self.cached:\n"
-    "                self.cached[hashes[i]] = table[i]\n"
-    "                self.hashes[table[i]] = hashes[i]\n",
-    "            self.cached[hashes[i]] = table[i]\n            self.hashes[table[i]] = hashes[i]\n",
+    "            if digest not in self.cached:\n"
+    "                self.cached[digest] = block\n"
+    "                self.hashes[block] = digest\n",
+    "            self.cached[digest] = block\n            self.hashes[block] = digest\n",
     caught_by="test_the_first_writer_of_a_block_wins",
     believes="the newest copy is as good",
     name="last-writer-wins",
 )
 mutant(
     PUBLISH,
-    "            if hashes[i] not in self.cached:\n"
-    "                self.cached[hashes[i]] = table[i]\n"
-    "                self.hashes[table[i]] = hashes[i]\n",
-    "            self.cached.setdefault(hashes[i], table[i])\n            self.hashes[table[i]] = hashes[i]\n",
+    "            if digest not in self.cached:\n"
+    "                self.cached[digest] = block\n"
+    "                self.hashes[block] = digest\n",
+    "            self.cached.setdefault(digest, block)\n            self.hashes[block] = digest\n",
     caught_by="test_the_first_writer_of_a_block_wins",
     believes="both copies may bear the name",
     name="both-bear-the-hash",
@@ -100,7 +100,7 @@ mutant(
 )
 mutant(
     PUBLISH,
-    "                self.hashes[table[i]] = hashes[i]\n",
+    "                self.hashes[block] = digest\n",
     "",
     caught_by="test_full_blocks_are_published_in_random_pools",
     believes="the dict from hash to block is enough",

@@ -146,6 +146,6 @@ scaffold_mutant("engine/serve/paged.py", "if not meta.decode_only:", "if meta.ma
                 "short chunks are decodes", "chunks-forgotten")  # fmt: skip
 scaffold_mutant("engine/serve/paged.py", "q.contiguous(), cache", "q, cache", "test_mixed_steps_through_the_backend",
                 "rows of q lie side by side", "q-with-gaps")  # fmt: skip
-scaffold_mutant("engine/serve/attention.py", "torch.cuda.is_available() and not _triton_lacks()",
-                "not _triton_lacks()", "test_triton_needs_a_gpu_or_its_interpreter",
+scaffold_mutant("engine/serve/attention.py", "on_gpu and not triton_lacks()",
+                "not triton_lacks()", "test_triton_needs_a_gpu_or_its_interpreter",
                 "the interpreter is fast", "auto-interprets")  # fmt: skip
