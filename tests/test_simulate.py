@@ -310,6 +310,14 @@ def test_refused_requests_are_counted_with_the_turns_behind_them():
     assert nothing["finished"] == 0 and nothing["ttft_s"]["p50"] is None and nothing["output_tok_s"] is None
 
 
+def test_a_full_queue_refuses():
+    """Ten come at once, three find a place in the queue; when these are done, there is room for one more."""
+    sim = play([alone(0.0, 50, 2, i) for i in range(10)] + [alone(9.0, 50, 2, 10)], **ROOMY, max_waiting=3)
+    assert {r.arrival.token for r in sim.finished} == {0, 1, 2, 10}
+    assert {why for _, why in sim.refused} == {"3 requests wait already, max_waiting allows no more"}
+    assert len(play([alone(0.0, 50, 2, i) for i in range(10)], **ROOMY, max_waiting=10).finished) == 10
+
+
 def test_a_scheduler_that_stands_still_is_reported(monkeypatch):
     sim = Simulator([alone(0.0, 10, 2, 0)], EngineConfig(**ROOMY), QWEN3_8B)
     monkeypatch.setattr(sim.scheduler, "schedule", SchedulerOutput)
@@ -470,7 +478,8 @@ def test_speed_brings_requests_sooner(capsys, tmp_path):
 
 def test_every_setting_of_the_scheduler_is_an_option():
     known = {field.name for field in fields(EngineConfig)}
-    assert known - set(SIMULATE) == {"attention_backend"}  # there is no model
+    # There is no model, and the loop is the one that waits for each step.
+    assert known - set(SIMULATE) == {"attention_backend", "fuse", "cuda_graphs", "async_scheduling"}
     assert {field.name for field in fields(Shape)} <= set(SIMULATE)
     for field in fields(Shape):
         if field.name != "requests":

@@ -112,6 +112,7 @@ SIMULATE = {
     "max_num_batched_tokens": Setting(int, None, "token budget of a step"),
     "max_num_seqs": Setting(int, None, "requests running at once"),
     "max_model_len": Setting(int, None, "prompt + output of a request at most"),
+    "max_waiting": Setting(int, None, "requests in the queue at most, default 10000; more are refused"),
     "enable_prefix_caching": Setting(bool, None, "share the blocks of common prefixes"),
     "enable_chunked_prefill": Setting(bool, None, "cut prompts to the budget"),
     "long_prefill_token_threshold": Setting(int, None, "cap on one request's share of a step"),

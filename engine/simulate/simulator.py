@@ -44,12 +44,14 @@ class Simulator:
     """Plays a trace.  `run` to the end, then read finished, refused, timeline and counters.
 
     A request that the core would refuse (too long for max_model_len or for the pool, or for the budget with chunked
-    prefill off) is refused here, and with it the turns of a chat that would have followed.
+    prefill off; max_waiting in the queue already) is refused here, and so are the turns of a chat that would have
+    followed.
     RuntimeError if the scheduler plans nothing although requests wait: it would stand still for ever.
     """
 
     def __init__(self, arrivals: list[Arrival], config: EngineConfig, cost: CostModel):
         self.max_model_len = cost.max_model_len(config)
+        self.max_waiting = config.max_waiting
         num_blocks = cost.num_blocks(config)
         num_host_blocks = 0
         if config.preemption_mode == "swap":
@@ -94,6 +96,9 @@ class Simulator:
             total = arrival.num_prefill_tokens + arrival.num_decode_tokens
             if total > self.max_model_len:
                 self.refuse(i, f"{total} tokens exceed max_model_len {self.max_model_len}")
+                continue
+            if self.max_waiting is not None and self.scheduler.num_waiting >= self.max_waiting:
+                self.refuse(i, f"{self.max_waiting} requests wait already, max_waiting allows no more")
                 continue
             params = SamplingParams(max_tokens=arrival.num_decode_tokens)
             prompt = arrival.prompt_token_ids()

@@ -56,38 +56,6 @@ alternative(
     """,
 )
 alternative(
-    "OverlappedCore.step",
-    name="collect-behind",
-    source="""
-        def step(self):
-            with self.atomic:
-                wait = bool(self.flights) and self.may_preempt()
-                out = None if wait else self.scheduler.schedule()
-                if out is None or out.empty:
-                    return self.collect()
-                stage = 0
-                try:
-                    self.runner.swap(out)
-                    stage = 1
-                    flight = self.runner.launch(out, self.blocks.block_tables)
-                    stage = 2
-                finally:
-                    if stage < 2:
-                        self.scheduler.undo(out, swapped_out=stage == 1)
-                self.advance(out)
-                self.flights.append(flight)
-                self.num_preemptions += len(out.preempted)
-                self.num_scheduled_tokens += out.num_tokens
-                self.num_steps += 1
-                outputs = []
-                while len(self.flights) > 1:
-                    outputs += self.collect()
-                while self.flights and not self.has_unfinished:
-                    outputs += self.collect()
-                return outputs
-    """,
-)
-alternative(
     "OverlappedCore.collect",
     name="publishes-by-itself",
     source="""
