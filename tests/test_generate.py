@@ -178,7 +178,7 @@ def test_ignoring_the_end_goes_on(tiny, capsys, monkeypatch):
     prompt = "And he said"
     ends = kv_cache.generate(model, tokenizer.encode(prompt).ids, 4)[3]  # the fourth token shall end the text
 
-    def load_with_end(folder, dtype):
+    def load_with_end(folder, dtype, device):
         model.cfg.eos_token_id = ends
         return model, tokenizer
 

@@ -3,6 +3,7 @@
 import random
 import time
 from dataclasses import replace
+from pkgutil import resolve_name
 
 from engine.exercises import exercise, fill
 from engine.serve.blocks import BlockManager
@@ -29,9 +30,7 @@ class EngineCore:
 
     def __new__(cls, model, config=None, *args, **kwargs):
         if cls is EngineCore and config is not None and config.async_scheduling:
-            from engine.serve.overlap import OverlappedCore
-
-            cls = OverlappedCore
+            cls = resolve_name("engine.serve.overlap:OverlappedCore")
         return super().__new__(cls)
 
     def __init__(self, model, config: EngineConfig | None = None, eos_token_id=None, sampler=None):

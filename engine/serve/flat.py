@@ -1,5 +1,7 @@
 """The loaded model, run on flat rows: same modules, same weights, another loop."""
 
+from pkgutil import resolve_name
+
 import torch
 
 from engine.exercises import exercise, fill
@@ -47,9 +49,7 @@ class FlatModel:
 
     def fuse(self):
         """The same model with fewer launches; see `FusedModel`."""
-        from engine.serve.fused import FusedModel
-
-        return FusedModel(self.model)
+        return resolve_name("engine.serve.fused:FusedModel")(self.model)
 
     def compute_logits(self, hidden_states):
         """[L, hidden], only rows that are needed -> logits [L, V] in float32."""

@@ -1,12 +1,14 @@
 """The only part of the core that touches the device: pool, forward pass, swap copies."""
 
 import time
+from pkgutil import resolve_name
 
 import torch
 
 from engine.serve import logprobs
 from engine.serve.attention import get_backend, triton_lacks
 from engine.serve.batch import build_batch
+from engine.serve.device_sampler import DeviceSampler
 from engine.serve.flat import FlatModel
 from engine.serve.sampler import SimpleSampler
 from engine.serve.scheduler import SchedulerOutput
@@ -27,11 +29,10 @@ def make_runner(model, config, num_blocks, num_host_blocks, sampler, max_model_l
         )
     if mode == "off" and not config.async_scheduling:
         return ModelRunner(model, config, num_blocks, num_host_blocks, sampler)
-    from engine.serve.graphs import DeviceSampler, GraphRunner
-
     if sampler is None and config.async_scheduling:
         sampler = DeviceSampler()
-    return GraphRunner(model, config, num_blocks, num_host_blocks, sampler, max_model_len, mode)
+    graph_runner = resolve_name("engine.serve.graphs:GraphRunner")
+    return graph_runner(model, config, num_blocks, num_host_blocks, sampler, max_model_len, mode)
 
 
 class ModelRunner:
