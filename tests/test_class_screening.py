@@ -33,6 +33,7 @@ REFUSED = [
     ("return torch.os.getpid()", "uses .os"),
     ("return math.sys", "uses .sys"),
     ("return torch.load('x')", "uses .load"),
+    ("tl = torch; return tl.load(0)", "uses .load"),
     ("return open('x')", "uses open"),
     ("eval('1')", "uses eval"),
     ("return __builtins__", "uses __builtins__"),

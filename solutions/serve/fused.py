@@ -13,9 +13,9 @@ def merge_linears(linears):
     sizes = [linear.out_features for linear in linears]
 
     def merge(name):
-        whole = torch.cat([getattr(linear, name).detach() for linear in linears])
+        whole = torch.cat([linear.get_parameter(name).detach() for linear in linears])
         for linear, part in zip(linears, whole.split(sizes), strict=True):
-            setattr(linear, name, nn.Parameter(part, requires_grad=False))
+            linear.register_parameter(name, nn.Parameter(part, requires_grad=False))
         return whole
 
     return merge("weight"), None if linears[0].bias is None else merge("bias")

@@ -14,7 +14,7 @@ alternative(
                     raise ValueError(f"{linear} does not fit {first}")
             wholes = {"bias": None}
             for name in names:
-                old = [getattr(linear, name) for linear in linears]
+                old = [linear.get_parameter(name) for linear in linears]
                 rows = sum(len(p) for p in old)
                 whole = wholes[name] = torch.empty(rows, *old[0].shape[1:], dtype=old[0].dtype, device=old[0].device)
                 row = 0

@@ -9,7 +9,7 @@ def wrong(exercise, name, old, new, caught_by, believes):
 
 ORDER, VIEWS = "test_layers_lie_one_below_the_other", "test_every_layer_is_a_view_of_the_whole"
 REFUSED, STATE = "test_layers_that_do_not_fit_are_refused_untouched", "test_a_state_dict_loads_through_the_parts"
-SET = "setattr(linear, name, nn.Parameter(part, requires_grad=False))"
+SET = "linear.register_parameter(name, nn.Parameter(part, requires_grad=False))"
 
 wrong("merge_linears", "copies", SET, SET.replace("(part,", "(part.clone(),"), VIEWS, "equal numbers will do")
 wrong("merge_linears", "left-alone", SET, "pass", STATE, "the layers may keep their memory")
@@ -36,8 +36,8 @@ wrong("merge_linears", "some-biases-seen-late", "if len({linear.bias is None for
       "        linear.weight = nn.Parameter(part, requires_grad=False)\n"
       "    if len({linear.bias is None for linear in linears}) > 1:", REFUSED,
       "a refused call may have begun")  # fmt: skip
-wrong("merge_linears", "two-copies", "torch.cat([getattr(linear, name).detach() for linear in linears])",
-      "torch.cat([getattr(linear, name).detach() for linear in linears] * 2)[: sum(sizes)]", VIEWS,
+wrong("merge_linears", "two-copies", "torch.cat([linear.get_parameter(name).detach() for linear in linears])",
+      "torch.cat([linear.get_parameter(name).detach() for linear in linears] * 2)[: sum(sizes)]", VIEWS,
       "what lies behind a view costs nothing")  # fmt: skip
 
 NORMED, NARROW = "test_rows_are_added_and_normed", "test_the_norm_is_that_of_what_was_stored"

@@ -31,6 +31,7 @@ ATTRIBUTES = HIDDEN | _words("""
     _C _dynamo _getframe _inductor ag_frame attrgetter classes co_code cr_frame ctypeslib distributed f_back f_builtins
     f_code f_globals f_locals from_file fromfile gi_code gi_frame hub jit lib load load_library memmap methodcaller ops
     package save tb_frame tb_next testing tofile utils""")
+HARMLESS = {"tl.load", "self.ops"}  # of memory, in a Triton kernel; the kernels of a fused model
 DUNDERS = _words("__class__ __init__ __name__ __qualname__ __len__ __iter__ __next__ __getitem__ __setitem__")
 METHODS = DUNDERS | _words("__contains__ __lt__ __enter__ __exit__ __repr__ __call__ __post_init__ __hash__")
 _DUNDER = re.compile(r"__\w+__")
@@ -47,6 +48,8 @@ def screen(function: FunctionNode, methods: Collection[str] = ()) -> list[str]:
     for statement in body(function):
         for node in ast.walk(statement):
             if isinstance(node, ast.Name) and node.id in own:
+                continue
+            if isinstance(node, ast.Attribute) and ast.unparse(node) in HARMLESS and "tl" not in own:
                 continue
             for reason in _reasons(node, () if id(node) in theirs else methods):
                 found.setdefault(reason, getattr(node, "lineno", function.lineno))
