@@ -55,7 +55,7 @@ class FusedModel(FlatModel):
     The model keeps its modules and names, only the memory behind some weights is shared; move it to its device before.
     self.merged[module]: what merge_linears returned, for each self_attn, and for each mlp that has gate_proj, up_proj
     and down_proj (another kind, a mixture of experts, say, runs as it is).
-    self.ops: add_norm, rope_write and swiglu, see `engine/serve/ops.py`.
+    self.ops: linear, add_norm, rope_write and gated, see `engine/serve/ops.py`.
     """
 
     def __init__(self, model, ops=None):
@@ -86,6 +86,7 @@ class FusedModel(FlatModel):
 
         The merged projection of `attn`, `self.ops.rope_write(qkv, cos, sin, attn, cache, meta, backend)` -> q
         [N, H, D], then `backend.forward` with attn.scale, then o_proj.  Returns [N, hidden].
+        Both products by `self.ops.linear(x, weight, bias)`, which knows a quicker way for few rows.
         """
         raise NotImplementedError
 
@@ -93,7 +94,8 @@ class FusedModel(FlatModel):
         """The MLP of a layer, [N, hidden] -> [N, hidden]."""
         if mlp not in self.merged:
             return mlp(hidden_states)
-        return mlp.down_proj(self.ops.swiglu(F.linear(hidden_states, *self.merged[mlp])))
+        down = mlp.down_proj
+        return self.ops.linear(self.ops.gated(hidden_states, *self.merged[mlp]), down.weight, down.bias)
 
     @exercise(33, "One launch for several")
     def forward(self, input_ids, positions, kv_caches, meta, backend):

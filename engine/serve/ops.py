@@ -24,14 +24,22 @@ class PlainOps:
         backend.write(cache, k, v, meta)
         return q
 
+    def linear(self, x, weight, bias=None):
+        """[N, in] -> [N, out]."""
+        return F.linear(x, weight, bias)
+
+    def gated(self, x, weight, bias=None):
+        """The first half of an MLP, with the merged weights of gate and up: [N, in] -> [N, width]."""
+        return self.swiglu(F.linear(x, weight, bias))
+
     def swiglu(self, gate_up):
         """[N, 2 * width] -> [N, width]."""
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 
 
-class KernelOps:
-    """The same, one launch each."""
+class KernelOps(PlainOps):
+    """The same, one launch each; products of few rows in a kernel of their own."""
 
     def add_norm(self, x, residual, norm):
         from engine.serve.kernels.norm import add_norm
@@ -42,6 +50,16 @@ class KernelOps:
         from engine.serve.kernels.rope import rope_write
 
         return rope_write(qkv, cos, sin, attn, cache, meta.slot_mapping)
+
+    def linear(self, x, weight, bias=None):
+        from engine.serve.kernels.matvec import fits, matvec
+
+        return matvec(x, weight, bias) if fits(x, weight) else F.linear(x, weight, bias)
+
+    def gated(self, x, weight, bias=None):
+        from engine.serve.kernels.matvec import fits, matvec
+
+        return matvec(x, weight, bias, gated=True) if fits(x, weight) else super().gated(x, weight, bias)
 
     def swiglu(self, gate_up):
         from engine.serve.kernels.swiglu import swiglu

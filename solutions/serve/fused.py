@@ -1,5 +1,4 @@
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from engine.models.layers import rope_cos_sin
@@ -23,10 +22,10 @@ def merge_linears(linears):
 
 class FusedModel:
     def attention(self, attn, hidden_states, cos, sin, cache, meta, backend):
-        qkv = F.linear(hidden_states, *self.merged[attn])
+        qkv = self.ops.linear(hidden_states, *self.merged[attn])
         q = self.ops.rope_write(qkv, cos, sin, attn, cache, meta, backend)
         out = backend.forward(q, cache, meta, scale=attn.scale)
-        return attn.o_proj(out.reshape(len(out), -1))
+        return self.ops.linear(out.reshape(len(out), -1), attn.o_proj.weight, attn.o_proj.bias)
 
     def forward(self, input_ids, positions, kv_caches, meta, backend):
         model = self.model.model

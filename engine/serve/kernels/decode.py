@@ -6,6 +6,7 @@ import triton.language as tl
 
 from engine.exercises import exercise, fill
 from engine.serve.kernels import jit
+from engine.serve.kernels.early import goes_early, inputs_ready
 
 TILE = 64  # keys that a program looks at together
 DOT = 16  # tl.dot wants at least so many rows
@@ -66,27 +67,51 @@ def decode(q, cache, meta, out, scale, window, splits) -> None:
     group, cols = heads // kv_heads, max(DOT, triton.next_power_of_2(width))
     outs = torch.empty(len(q), heads, splits, width, device=q.device) if splits > 1 else out  # one share is the result
     lses = torch.empty(len(q), heads, splits, device=q.device)
-    decode_kernel[(meta.num_reqs, kv_heads, splits)](
+    early = goes_early(len(q), q.device)
+    attend, merge = (early_decode, early_merge) if early else (decode_kernel, merge_kernel)
+    attend[(meta.num_reqs, kv_heads, splits)](
         q, k_cache, v_cache, outs, lses, meta.query_start_loc, meta.seq_lens, meta.block_table,
         meta.block_table.stride(0), scale,
         WINDOW=window, SPLITS=splits, KV_HEADS=kv_heads, GROUP=group, WIDTH=width, BLOCK=meta.block_size, TILE=TILE,
         ROWS=max(DOT, triton.next_power_of_2(group)), COLS=cols, num_warps=2, num_stages=stages(cols, q.dtype),
+        launch_pdl=early,
     )  # fmt: skip
     if splits > 1:
-        merge_kernel[(meta.num_reqs, heads)](
-            outs, lses, out, meta.query_start_loc, heads, splits, triton.next_power_of_2(splits), width, cols
-        )
+        merge[(meta.num_reqs, heads)](
+            outs, lses, out, meta.query_start_loc, heads, splits, triton.next_power_of_2(splits), width, cols,
+            launch_pdl=early,
+        )  # fmt: skip
 
 
 def choose_splits(num_reqs: int, kv_heads: int, keys: int, processors: int) -> int:
     """Shares of `keys` keys in sight: enough that few requests, too, keep every multiprocessor busy.
 
-    Up to four programs for each multiprocessor, no share of fewer than four tiles (merging would cost more than it
-    gives), and a power of two: each number is compiled once.
+    Up to four programs for each multiprocessor, no share of less than a tile, and a power of two: each number is
+    compiled once.
     """
-    most = min(4 * processors // max(1, num_reqs * kv_heads), keys // (4 * TILE))
+    most = min(4 * processors // max(1, num_reqs * kv_heads), keys // TILE)
     return 1 << max(0, most.bit_length() - 1)
 
 
 fill(__name__)
 decode_kernel, merge_kernel = jit(decode_kernel), jit(merge_kernel)
+
+
+@triton.jit
+def early_decode(
+    q, k_cache, v_cache, outs, lses, query_start_loc, seq_lens, block_table, table_stride, scale,
+    WINDOW: tl.constexpr, SPLITS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    inputs_ready(True)
+    decode_kernel(
+        q, k_cache, v_cache, outs, lses, query_start_loc, seq_lens, block_table, table_stride, scale,
+        WINDOW, SPLITS, KV_HEADS, GROUP, WIDTH, BLOCK, TILE, ROWS, COLS,
+    )  # fmt: skip
+
+
+@triton.jit
+def early_merge(outs, lses, out, query_start_loc, HEADS: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr,
+                WIDTH: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+    inputs_ready(True)
+    merge_kernel(outs, lses, out, query_start_loc, HEADS, SPLITS, PADDED, WIDTH, COLS)

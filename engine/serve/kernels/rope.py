@@ -6,6 +6,7 @@ import triton.language as tl
 
 from engine.exercises import exercise, fill
 from engine.serve.kernels import jit
+from engine.serve.kernels.early import goes_early, inputs_ready
 
 
 @exercise(33, "From the projection into the pool")
@@ -36,12 +37,25 @@ def rope_write(qkv, cos, sin, attn, cache, slot_mapping) -> torch.Tensor:
     norm = attn.q_norm is not None
     weights = (attn.q_norm.weight, attn.k_norm.weight) if norm else (qkv, qkv)  # the latter are not read
     if len(qkv):
-        rope_write_kernel[(len(qkv), heads + 2 * kv_heads)](
+        early = goes_early(len(qkv), qkv.device)
+        kernel = early_rope_write if early else rope_write_kernel
+        kernel[(len(qkv), heads + 2 * kv_heads)](
             qkv, cos, sin, *weights, q, *cache, slot_mapping, attn.q_norm.eps if norm else 0.0,
-            norm, heads, kv_heads, width, triton.next_power_of_2(width // 2), num_warps=1,
+            norm, heads, kv_heads, width, triton.next_power_of_2(width // 2), num_warps=1, launch_pdl=early,
         )  # fmt: skip
     return q
 
 
 fill(__name__)
 rope_write_kernel = jit(rope_write_kernel)
+
+
+@triton.jit
+def early_rope_write(
+    qkv, cos, sin, q_weight, k_weight, q, k_cache, v_cache, slot_mapping, eps,
+    NORM: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    inputs_ready(True)
+    rope_write_kernel(
+        qkv, cos, sin, q_weight, k_weight, q, k_cache, v_cache, slot_mapping, eps, NORM, HEADS, KV_HEADS, WIDTH, COLS
+    )

@@ -1,0 +1,33 @@
+"""Programmatic dependent launch: a kernel starts while the one before it still runs, and waits where it needs that
+one's results. With few rows a step is a chain of kernels as short as the pauses between them; so the pauses go.
+
+Of kernels that are launched so, each waits before it touches what an earlier one wrote or may still read; since the
+earlier one has waited itself, everything before that is done, too. Needs compute capability 9.0.
+"""
+
+from functools import cache as once
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+FEW = 4  # rows up to which it can pay; beyond them a step's matrix products are cuBLAS's, which do not wait this way
+
+
+@triton.jit
+def inputs_ready(EARLY: tl.constexpr):
+    """Let the next kernel start, then wait for the one before. With EARLY False nothing: it is done already."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+
+
+def goes_early(rows: int, device: torch.device) -> bool:
+    """Should the kernels of a step with so many rows be launched early, by launch_pdl=True?"""
+    return rows <= FEW and device.type == "cuda" and _can_wait(device)
+
+
+@once
+def _can_wait(device: torch.device) -> bool:
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
