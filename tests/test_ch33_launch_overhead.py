@@ -13,6 +13,7 @@ if TRITON:
     from tests.ch33.gates import *  # noqa: F403
     from tests.ch33.heads import *  # noqa: F403
     from tests.ch33.kerneled import *  # noqa: F403
+    from tests.ch33.matvec import *  # noqa: F403
     from tests.ch33.norms import *  # noqa: F403
     from tests.ch33.parts import *  # noqa: F403
 else:

@@ -100,6 +100,40 @@ alternative(
     """,
 )
 alternative(
+    "matvec_kernel",
+    name="a-part-at-a-time",
+    source="""
+        def matvec_kernel(
+            x, weight, bias, out, outputs,
+            WIDTH: tl.constexpr, COLS: tl.constexpr, ROWS: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
+            EARLY: tl.constexpr,
+        ):
+            first, column = tl.program_id(1) * ROWS, tl.arange(0, COLS)
+            output = first + tl.arange(0, ROWS)
+            inside = (output < outputs)[:, None] & (column < WIDTH)[None, :]
+            a = tl.load(weight + output[:, None].to(tl.int64) * WIDTH + column[None, :], inside, 0.0)
+            b, a_bias, b_bias = a, 0.0, 0.0
+            if BIAS:
+                a_bias = tl.load(bias + output, output < outputs, 0.0).to(tl.float32)
+                b_bias = a_bias
+            if GATED:
+                second = output + outputs
+                b = tl.load(weight + second[:, None].to(tl.int64) * WIDTH + column[None, :], inside, 0.0)
+                if BIAS:
+                    b_bias = tl.load(bias + second, output < outputs, 0.0).to(tl.float32)
+            inputs_ready(EARLY)
+            row = tl.load(x + tl.program_id(0) * WIDTH + column, column < WIDTH, 0.0).to(tl.float32)
+            kind = out.dtype.element_ty
+            result = (tl.sum(a.to(tl.float32) * row[None, :], 1) + a_bias).to(kind)
+            if GATED:
+                up = (tl.sum(b.to(tl.float32) * row[None, :], 1) + b_bias).to(kind)
+                wide = result.to(tl.float32)
+                act = (wide * tl.sigmoid(wide)).to(kind)
+                result = (act.to(tl.float32) * up.to(tl.float32)).to(kind)
+            tl.store(out + tl.program_id(0) * outputs + output, result, output < outputs)
+    """,
+)
+alternative(
     "FusedModel.attention",
     name="matmul",
     source="""

@@ -3,6 +3,7 @@
 import pytest
 
 from engine.serve.fused import FusedModel
+from engine.serve.kernels.matvec import matvec_kernel
 from engine.serve.kernels.norm import add_norm_kernel
 from engine.serve.kernels.rope import rope_write_kernel
 from engine.serve.kernels.swiglu import swiglu_kernel
@@ -14,7 +15,7 @@ from tests.ch32.device import DEVICE, DTYPES
 from tests.ch33.whole import FUSED, TABLES, Steps, texts
 from tests.grading import grades
 
-KERNELS = (add_norm_kernel, rope_write_kernel, swiglu_kernel)
+KERNELS = (add_norm_kernel, matvec_kernel, rope_write_kernel, swiglu_kernel)
 SMALL = {"num_attention_heads": 3, "num_key_value_heads": 1, "num_hidden_layers": 2}
 
 

@@ -142,15 +142,15 @@ ATTENTION = "FusedModel.attention"
 PROJECTION, AFTER = "test_one_projection_goes_to_rope_write", "test_queries_attend_after_the_write"
 O_PROJ = "test_heads_go_through_o_proj"
 SCALE, STEPS = "test_fused_attention_has_the_scale_of_the_layer", "test_fused_steps_equal_plain_ones"
-wrong(ATTENTION, "three-projections", "F.linear(hidden_states, *self.merged[attn])",
+wrong(ATTENTION, "three-projections", "self.ops.linear(hidden_states, *self.merged[attn])",
       "torch.cat([p(hidden_states) for p in (attn.q_proj, attn.k_proj, attn.v_proj)], 1)",
       "test_two_matrix_products_are_enough", "the parts side by side are the same")  # fmt: skip
 wrong(ATTENTION, "no-bias", "*self.merged[attn])", "self.merged[attn][0])", PROJECTION, "projections have no bias")
 wrong(ATTENTION, "no-scale", ", scale=attn.scale)", ")", SCALE, "the default scale is everybody's")
-wrong(ATTENTION, "no-o-proj", "attn.o_proj(out.reshape(len(out), -1))",
+wrong(ATTENTION, "no-o-proj", "self.ops.linear(out.reshape(len(out), -1), attn.o_proj.weight, attn.o_proj.bias)",
       "out.reshape(len(out), -1)[:, : hidden_states.shape[1]]", O_PROJ, "attention ends with the heads")  # fmt: skip
-wrong(ATTENTION, "residual-added", "return attn.o_proj(out.reshape(len(out), -1))",
-      "return attn.o_proj(out.reshape(len(out), -1)) + hidden_states", O_PROJ, "attention adds its input")  # fmt: skip
+wrong(ATTENTION, "residual-added", "attn.o_proj.weight, attn.o_proj.bias)",
+      "attn.o_proj.weight, attn.o_proj.bias) + hidden_states", O_PROJ, "attention adds its input")  # fmt: skip
 wrong(ATTENTION, "heads-mixed", "out.reshape(len(out), -1)", "out.transpose(1, 2).reshape(len(out), -1)", O_PROJ,
       "the order of the heads is all one")  # fmt: skip
 wrong(ATTENTION, "unturned-queries", "backend.forward(q, cache",
