@@ -29,7 +29,8 @@ wrong(MATVEC, "narrow-sum", "tl.sum(gate.to(tl.float32) * row, 1)",
 wrong(MATVEC, "bias-after-rounding", "        y += gate_bias\n    y = y.to(out.dtype.element_ty)\n",
       "        y = y.to(out.dtype.element_ty).to(tl.float32) + gate_bias\n    y = y.to(out.dtype.element_ty)\n", BIASED,
       "F.linear rounds, then adds")  # fmt: skip
-wrong(MATVEC, "up-without-bias", "            z += up_bias\n", "            z += 0\n", BIASED, "only the gate has a bias")
+wrong(MATVEC, "up-without-bias", "            z += up_bias\n", "            z += 0\n", BIASED,
+      "only the gate has a bias")  # fmt: skip
 wrong(MATVEC, "bias-of-the-gate", "bias + outputs + o", "bias + o", BIASED, "gate and up share a bias")
 wrong(MATVEC, "up-is-next", "tl.cast(outputs, tl.int64) * WIDTH + place", "WIDTH + place", GATED,
       "gate and up take turns, row by row")  # fmt: skip
