@@ -36,7 +36,8 @@ def matvec_kernel(
 
 def fits(x, weight) -> bool:
     """Is this product one for the kernel?"""
-    return weight.shape[1] <= WIDEST and (len(x) == 1 or 1 < len(x) <= FEW and weight.numel() <= SMALL)
+    few = len(x) == 1 or 1 < len(x) <= FEW and weight.numel() <= SMALL
+    return few and weight.shape[1] <= WIDEST and weight.is_contiguous()
 
 
 def matvec(x, weight, bias=None, gated: bool = False) -> torch.Tensor:
