@@ -3,10 +3,16 @@
 import pytest
 
 from tests.ch32.device import TRITON  # first of all: it decides how Triton's kernels run
+from tests.ch33.ahead import *  # noqa: F403
 from tests.ch33.drawing import *  # noqa: F403
+from tests.ch33.failing import *  # noqa: F403
 from tests.ch33.layers import *  # noqa: F403
+from tests.ch33.machine import *  # noqa: F403
+from tests.ch33.matrix import *  # noqa: F403
 from tests.ch33.merging import *  # noqa: F403
 from tests.ch33.noise import *  # noqa: F403
+from tests.ch33.rows import *  # noqa: F403
+from tests.ch33.static import *  # noqa: F403
 from tests.ch33.whole import *  # noqa: F403
 
 if TRITON:

@@ -152,8 +152,11 @@ def test_fill_is_the_last_line_of_the_module(ex):
 
 
 BOTH_ORDERS = """
-import importlib, os, sys
-import torch
+import contextlib, gc, importlib, os, sys
+for library in ("torch", "triton", "safetensors.torch", "tokenizers"):
+    with contextlib.suppress(ImportError):
+        importlib.import_module(library)
+gc.freeze()
 modules, failed = sys.argv[1:], 0
 for module in modules:
     for first in (module, module.replace("engine", "solutions", 1)):
@@ -174,7 +177,7 @@ sys.exit(bool(failed))
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks, to import torch only once")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks, to import the libraries only once")
 def test_engine_and_solutions_may_be_imported_in_either_order():
     done = python(ROOT, "-c", BOTH_ORDERS, *sorted({ex.module for ex in CATALOG.exercises}), IMPL="solution")
     assert done.returncode == 0, done.stderr

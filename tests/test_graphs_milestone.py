@@ -1,18 +1,22 @@
-"""`run.py graphs`: its floor, its gate, its timelines and what it prints, on shapes of a few tokens."""
+"""`run.py graphs`: its floor, its gates, its timelines, transformers beside it, what it prints; on small shapes."""
 
+import dataclasses
+import gc
 import json
+import sys
 from argparse import Namespace
 
 import pytest
 import torch
 
-from engine.milestones import graphs, timeline
+from engine.milestones import graphs, throughput, timeline
+from engine.milestones.ceilings import Ceilings
 from engine.milestones.timeline import Timeline
 from engine.serve.graphs import Flight
 
 ARGS = {
     "model": None, "variant": None, "batch": [1, 3], "context": 40, "steps": 2, "requests": 3, "no_workload": False,
-    "timeline": None, "device": "cpu",
+    "timeline": None, "device": "cpu", "beside": 0,
 }  # fmt: skip
 
 
@@ -20,12 +24,12 @@ ARGS = {
 def quick(monkeypatch):
     monkeypatch.setattr(graphs, "SHAPES", {"small": (16, 24, 2, 4, 2, 50, True), **graphs.SHAPES})
     monkeypatch.setitem(graphs.SHAPES, "small", (16, 24, 2, 4, 2, 50, True))
-    monkeypatch.setattr(graphs.Ceilings, "measure", classmethod(lambda cls, *given: cls(1e9, 1e10)))
+    monkeypatch.setattr(Ceilings, "measure", classmethod(lambda cls, *given: cls(1e9, 1e10)))
 
 
 def test_the_floor_is_that_of_a_count_by_hand():
     """2 layers, hidden 16, MLP 24, 4 heads and 2 KV heads of 64, 50 tokens: bytes where few, FLOP where many rows."""
-    cfg, ceilings = graphs.shape_of("small", 96), graphs.Ceilings(copy=1000.0, matmul=700.0)
+    cfg, ceilings = graphs.shape_of("small", 96), Ceilings(copy=1000.0, matmul=700.0)
     matrices = [16 * (256 + 256), 256 * 16, 16 * 48, 24 * 16] * 2 + [16 * 50]
     kv = 2 * 128  # numbers of a token in a layer
     for batch, context in ((1, 10), (100, 10)):
@@ -94,12 +98,116 @@ def test_what_is_waited_for_is_counted_apart(monkeypatch):
         ({"steps": 0}, "--steps must be at least 1, got 0"), ({"context": 0}, "--context must be at least 1, got 0"),
         ({"requests": 0}, "--requests must be at least 1, got 0"), ({"variant": ["fast"]}, "unknown variant 'fast'"),
         ({"model": ["gpt"]}, "unknown model shape 'gpt'"), ({"timeline": "x"}, "--timeline needs a CUDA device"),
+        ({"beside": -1}, "--beside must be a number of seconds, got -1"),
+        ({"beside": float("nan")}, "--beside must be a number of seconds, got nan"),
+        ({"beside": 5, "no_workload": True}, "--beside is about the workload, and --no-workload leaves that out"),
     ],
     ids=str,
 )  # fmt: skip
 def test_bad_arguments(changed, text):
     with pytest.raises(ValueError, match=text):
         graphs.main(Namespace(**{**ARGS, **changed}))
+
+
+# -- transformers beside it
+
+
+@pytest.fixture(scope="module")
+def transformers():
+    """Imported, and out of the sight of the garbage collector, which each run calls several times."""
+    transformers = throughput.import_transformers()
+    assert transformers.Qwen3ForCausalLM and transformers.AutoModelForCausalLM
+    gc.collect()
+    gc.freeze()
+    yield transformers
+    gc.unfreeze()
+
+
+def load_and_model(temperature=0.0, dtype=torch.float32):
+    model = graphs.random_weights(graphs.shape_of("small", 160), dtype, "cpu")
+    return throughput.draw_load(50, 6, 3, 12, temperature), model
+
+
+def test_transformers_gives_our_tokens(transformers):
+    """The same weights, prompts and lengths, drawn greedily: so it is the same work."""
+    load, model = load_and_model()
+    ours = throughput.run_core(model, load, graphs.VARIANTS["fused"])
+    theirs = throughput.run_peer(model, load, 60)
+    assert theirs.outputs == ours.outputs and [len(x) for x in ours.outputs] == load.max_tokens
+    assert theirs.finished == ours.finished == 6 and theirs.seconds < 60
+    again = throughput.run_core(model, load, graphs.VARIANTS["fused"])
+    assert again.outputs == ours.outputs, "transformers has changed our weights"
+
+
+def test_at_the_limit_the_tokens_that_came_are_counted(transformers):
+    load, model = load_and_model()
+    load.max_tokens = [2, 2, 4000, 4000, 4000, 4000]
+    served = throughput.run_peer(model, load, 1.5)
+    assert served.finished == 2 and 1.5 <= served.seconds < 20
+    lengths = [len(x) for x in served.outputs]
+    assert lengths[:2] == [2, 2] and all(2 < n < 4000 for n in lengths[2:])
+    line = throughput.line_of(load, throughput.PEER, served)
+    assert line["output_tokens"] == sum(lengths) and line["finished"] == 2
+    assert line["tok_s"] == pytest.approx(sum(lengths) / served.seconds, abs=1)
+
+
+def test_nobody_begins_in_no_time(transformers):
+    load, model = load_and_model()
+    served = throughput.run_peer(model, load, 1e-9)
+    assert served.finished == 0 and len(served.outputs) == 6 and served.seconds > 0
+
+
+def test_transformers_draws_at_the_temperature(transformers):
+    """At a high one the tokens are others than the likeliest, at a very low one they are those."""
+    load, model = load_and_model()
+    greedy = throughput.run_core(model, load, graphs.VARIANTS["fused"]).outputs
+    cold, hot = (
+        throughput.run_peer(model, dataclasses.replace(load, temperature=t), 60).outputs for t in (1e-6, 50.0)
+    )
+    assert cold == greedy != hot and [len(x) for x in hot] == load.max_tokens
+
+
+def test_one_model_in_memory(transformers):
+    _, model = load_and_model(dtype=torch.bfloat16)
+    ours = {parameter.data_ptr() for parameter in model.parameters()}
+    assert {parameter.data_ptr() for parameter in throughput.peer(model).parameters()} == ours
+
+
+def test_no_speed_of_a_model_that_computes_something_else(transformers):
+    _, model = load_and_model()
+    model.cfg = dataclasses.replace(model.cfg, rope_theta=100.0)
+    with pytest.raises(ValueError, match=r"transformers' logits are off by [\d.e-]+, rounding explains"):
+        throughput.peer(model)
+
+
+def test_a_failure_of_transformers_is_named(transformers, monkeypatch):
+    load, model = load_and_model()
+    monkeypatch.setattr(transformers.Qwen3ForCausalLM, "_get_logits_processor", lambda *_: [lambda *_: 1 / 0])
+    with pytest.raises(ValueError, match="transformers, continuous batching: .*division by zero"):
+        throughput.run_peer(model, load, 60)
+
+
+def test_its_line_stands_beside_ours(transformers, capsys):
+    args = Namespace(**{**ARGS, "variant": ["fused"], "batch": [1], "beside": 60.0})
+    assert graphs.main(args) == 0
+    ours, theirs = [x for x in map(json.loads, capsys.readouterr().out.splitlines()) if "workload" in x]
+    assert (ours["variant"], theirs["variant"]) == ("fused", "transformers, continuous batching")
+    for name in ("workload", "output_tokens", "prompt_tokens", "finished"):
+        assert ours[name] == theirs[name]
+    assert theirs["finished"] == 3 and theirs["attention"].endswith("sdpa") and theirs["tok_s"] > 0
+
+
+def test_without_transformers_it_says_what_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ValueError, match="--beside needs transformers with continuous batching: python -m pip"):
+        graphs.main(Namespace(**{**ARGS, "beside": 5}))
+
+
+def test_no_line_of_a_run_that_lacks_tokens():
+    load = throughput.Load([[1], [2]], [2, 2], 0.0)
+    for outputs, finished in (([[5, 6], [7]], 2), ([[5, 6, 7], [7, 8]], 1)):
+        with pytest.raises(ValueError, match=r"fused: \d tokens came, 4 were asked for"):
+            throughput.line_of(load, "fused", throughput.Served(outputs, 1.0, finished))
 
 
 # -- timelines

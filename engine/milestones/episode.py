@@ -227,15 +227,21 @@ class Episode:
         require(set(blocks.block_tables) <= running, "blocks are owned by somebody who does not run")
         require(len(running) <= scheduler.config.max_num_seqs, "more requests run than may")
         for request in running | waiting:
-            idle = Status.PREEMPTED if request.num_preemptions else Status.WAITING
-            require(request.status is (Status.RUNNING if request in running else idle), f"status of {request!r}")
-            require(0 <= request.num_computed_tokens < request.num_tokens, f"count of {request!r}")
-            kept = request.swapped_out
-            needed = blocks.blocks_for(request.num_computed_tokens)
-            if request in running:
-                require(kept is None and len(blocks.block_tables[request]) >= needed, f"blocks of {request!r}")
-            else:
-                require(len(kept or ()) == needed, f"host blocks of {request!r}")
+            if what := self.wrong_of(request, request in running):  # the text is made only then: it takes its time
+                raise Broken(f"{what} of {request!r}")
         held = [block for request in waiting for block in request.swapped_out or ()]
         everything = sorted(held + scheduler.free_host_blocks)
         require(everything == list(range(scheduler.num_host_blocks)), "host blocks are lost, or held twice")
+
+    def wrong_of(self, request, running: bool) -> str | None:
+        """What of an unfinished request does not fit its place, None if all does."""
+        blocks, kept = self.blocks, request.swapped_out
+        idle = Status.PREEMPTED if request.num_preemptions else Status.WAITING
+        if request.status is not (Status.RUNNING if running else idle):
+            return "status"
+        if not 0 <= request.num_computed_tokens < request.num_tokens:
+            return "count"
+        needed = blocks.blocks_for(request.num_computed_tokens)
+        if running:
+            return None if kept is None and len(blocks.block_tables[request]) >= needed else "blocks"
+        return None if len(kept or ()) == needed else "host blocks"

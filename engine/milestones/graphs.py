@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from engine.exercises import registry
-from engine.milestones import timeline
+from engine.milestones import throughput, timeline
+from engine.milestones.ceilings import Ceilings
 from engine.milestones.workload import choose_device
 from engine.models.config import Qwen3Config
 from engine.models.qwen3 import Qwen3, random_model
@@ -70,49 +71,9 @@ def random_weights(cfg: Qwen3Config, dtype, device) -> Qwen3:
     return model
 
 
-@dataclass
-class Ceilings:
-    """Bytes and FLOP a second, measured in this run."""
-
-    copy: float
-    matmul: float
-
-    @classmethod
-    def measure(cls, dtype, device) -> "Ceilings":
-        size, side = ((1 << 28), 8192) if device == "cuda" else ((1 << 24), 1024)
-        source, a = torch.ones(size, dtype=torch.int32, device=device), torch.randn(side, side, device=device).to(dtype)
-        target, b, c = torch.empty_like(source), torch.randn_like(a), torch.empty_like(a)
-        copy = seconds_of(lambda: torch.bitwise_or(source, 0, out=target), device)
-        matmul = seconds_of(lambda: torch.matmul(a, b, out=c), device)
-        return cls(2 * source.nbytes / copy, 2 * side**3 / matmul)
-
-    def floor(self, cfg: Qwen3Config, batch: int, context: int, itemsize: int) -> float:
-        """Seconds of a decode step: of each operation's bytes and FLOP the slower; activations are left out."""
-        heads, kv = cfg.num_attention_heads * cfg.head_dim, cfg.num_key_value_heads * cfg.head_dim
-        hidden, mlp = cfg.hidden_size, cfg.intermediate_size
-        layer = [hidden * (heads + 2 * kv), heads * hidden, hidden * 2 * mlp, mlp * hidden]
-        matrices = layer * cfg.num_hidden_layers + [hidden * cfg.vocab_size]
-        seconds = sum(max(m * itemsize / self.copy, 2 * m * batch / self.matmul) for m in matrices)
-        kv_bytes = 2 * kv * itemsize * batch * context
-        flops = 4 * heads * batch * context
-        return seconds + cfg.num_hidden_layers * max(kv_bytes / self.copy, flops / self.matmul)
-
-
 def synchronize(device) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
-
-
-def seconds_of(call, device, repeat: int = 9) -> float:
-    """Median of a call by the clock, the device included."""
-    times = []
-    for _ in range(repeat + 2):
-        synchronize(device)
-        begin = time.perf_counter()
-        call()
-        synchronize(device)
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times[2:])
 
 
 def start_decoding(core: EngineCore, batch: int, context: int, max_tokens: int, temperature: float = 0.0) -> None:
@@ -252,35 +213,6 @@ def timelines(model, name: str, batch: int, context: int, folder: Path, emit) ->
     (folder / f"timeline-{name}-{batch}.svg").write_text(timeline.draw(lines), encoding="utf-8")
 
 
-def workload(model, requests: int, low: int, high: int, device: str, emit, variants) -> None:
-    """Requests of random lengths, prompt and output both uniform in [low, high], as nano-vllm's benchmark has them."""
-    rng = random.Random(0)
-    vocab = model.cfg.vocab_size
-    prompts = [[rng.randrange(vocab) for _ in range(rng.randint(low, high))] for _ in range(requests)]
-    params = [SamplingParams(max_tokens=rng.randint(low, high), temperature=0.6, ignore_eos=True) for _ in prompts]
-    for variant in variants:
-        config = EngineConfig(
-            max_num_seqs=min(requests, 256), max_num_batched_tokens=16_384, max_model_len=2 * high, **VARIANTS[variant]
-        )
-        core = EngineCore(model, config, sampler=DeviceSampler())
-        core.generate(prompts[:4], SamplingParams(max_tokens=4, ignore_eos=True))
-        core.reset_prefix_cache()
-        synchronize(device)
-        begin, steps = time.perf_counter(), core.num_steps
-        outputs = core.generate(prompts, params)
-        seconds = time.perf_counter() - begin
-        tokens = sum(len(output.output_token_ids) for output in outputs)
-        if tokens != sum(p.max_tokens for p in params):
-            raise ValueError(f"{variant}: {tokens} tokens came, {sum(p.max_tokens for p in params)} were asked for")
-        emit({
-            "workload": f"{requests} requests, {low}-{high} in and out", "variant": variant, "output_tokens": tokens,
-            "prompt_tokens": sum(map(len, prompts)), "seconds": round(seconds, 2), "tok_s": round(tokens / seconds),
-            "steps": core.num_steps - steps, "preemptions": core.num_preemptions,
-        })  # fmt: skip
-        del core, outputs
-        gc.collect()
-
-
 def main(args) -> int:
     for name in ("steps", "context", "requests"):
         if getattr(args, name) < 1:
@@ -288,6 +220,8 @@ def main(args) -> int:
     for variant in args.variant or ():
         if variant not in VARIANTS:
             raise ValueError(f"unknown variant {variant!r}; known: {', '.join(VARIANTS)}")
+    if args.beside:
+        throughput.check_beside(args.beside, args.no_workload)
     device = choose_device(args.device)
     if args.timeline and device != "cuda":
         raise ValueError("--timeline needs a CUDA device")
@@ -303,7 +237,7 @@ def main(args) -> int:
 
     torch.manual_seed(0)
     with torch.no_grad():
-        ceilings = Ceilings.measure(dtype, device)
+        ceilings = Ceilings.measure(dtype, torch.device(device))
         emit({"copy_gb_s": round(ceilings.copy / 1e9, 1), "matmul_tflop_s": round(ceilings.matmul / 1e12, 2)})
         for name, cfg in shapes.items():
             model = random_weights(cfg, dtype, device)
@@ -316,6 +250,10 @@ def main(args) -> int:
                 high = min(1024, args.context)
                 if device != "cuda":
                     variants, high = ["fused"], min(64, args.context)
-                workload(model, args.requests, max(1, high // 10), high, device, emit, variants)
+                load = throughput.draw_load(cfg.vocab_size, args.requests, max(1, high // 10), high)
+                for variant in variants:
+                    emit(throughput.line_of(load, variant, throughput.run_core(model, load, VARIANTS[variant])))
+                if args.beside:
+                    emit(throughput.line_of(load, throughput.PEER, throughput.run_peer(model, load, args.beside)))
             del model
     return 0

@@ -7,9 +7,7 @@ layer, and Triton has no part.
 
 import json
 import math
-import statistics
 import sys
-import time
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +17,7 @@ from rich.table import Table
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engine.exercises import registry
+from engine.milestones.ceilings import copy_speed, median_ms
 from engine.serve.attention import get_backend
 from engine.serve.batch import BatchMeta
 
@@ -87,76 +86,42 @@ def make_step(shapes: list[tuple[int, int]], dtype, device, seed: int = 0) -> St
     return Step(q, caches, meta, shapes)
 
 
-def median_ms(call, device, repeat: int) -> float:
-    """Of a call, after a warm-up."""
-    call()
-    if device.type != "cuda":
-        times = []
-        for _ in range(repeat):
-            begin = time.perf_counter()
-            call()
-            times.append(1e3 * (time.perf_counter() - begin))
-        return statistics.median(times)
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.synchronize()
-    try:
-        with torch.cuda.graph(graph):
-            call()
-        replay = graph.replay
-    except RuntimeError:  # the call waits for the device, as the reference backend does
-        torch.cuda.synchronize()
-        replay = call
-    return statistics.median(_event_ms(replay) for _ in range(repeat))
-
-
-def _event_ms(call) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in "ab")
-    begin.record()
-    call()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end)
-
-
 class Bench:
     """Prints one JSON line a measurement and keeps rows for the table."""
 
     def __init__(self, device, dtype, repeat: int):
         self.device, self.dtype, self.repeat = device, dtype, repeat
         self.table = Table("step", "backend", "ms", "GB/s", "of copy", "TFLOP/s", "of contiguous")
-        source = torch.ones((1 << 28) if device.type == "cuda" else (1 << 25), dtype=torch.int32, device=device)
-        target = torch.empty_like(source)
-        # The first is a copy engine's work in a CUDA graph, and slower there than a kernel's.
-        ways = [lambda: target.copy_(source), lambda: torch.bitwise_or(source, 0, out=target)]
-        self.copy = 2 * source.nbytes / min(median_ms(way, device, repeat) for way in ways) * 1e3
+        self.copy = copy_speed(device, repeat)
         print(json.dumps({"what": "copy", "gb_s": round(self.copy / 1e9, 1)}), flush=True)
 
-    def layer_ms(self, step: Step, call) -> float:
-        """Of call(cache), which runs once for each layer."""
+    def measure(self, what: str, step: Step, name: str, call, moved=None, flops=None, beside_ms=None) -> float:
+        """Milliseconds of call(cache), which runs once for each layer.
+
+        moved, flops: bytes and FLOP of one layer, those of attention by default; flops 0: there is no arithmetic.
+        """
+        moved, flops = step.kv_bytes if moved is None else moved, step.flops if flops is None else flops
 
         def step_of_layers():
             for cache in step.caches:
                 call(cache)
 
-        return median_ms(step_of_layers, self.device, self.repeat) / len(step.caches)
-
-    def measure(self, what: str, step: Step, name: str, call, beside_ms: float | None = None) -> float:
-        ms = self.layer_ms(step, call)
-        speed, flops = step.kv_bytes / ms * 1e3, step.flops / ms * 1e3
+        ms = median_ms(step_of_layers, self.device, self.repeat) / len(step.caches)
+        speed, rate = moved / ms * 1e3, flops / ms * 1e3
         line = {"what": what, "backend": name, "ms": round(ms, 4), "gb_s": round(speed / 1e9, 1)}
-        line |= {"of_copy": round(speed / self.copy, 3), "tflop_s": round(flops / 1e12, 3)}
+        line["of_copy"] = round(speed / self.copy, 3)
+        if flops:
+            line["tflop_s"] = round(rate / 1e12, 3)
         if beside_ms is not None:
             line["of_contiguous"] = round(beside_ms / ms, 3)
         print(json.dumps(line), flush=True)
-        values = [f"{ms:.3f}", f"{speed / 1e9:.1f}", f"{speed / self.copy:.0%}", f"{flops / 1e12:.3g}"]
+        values = [f"{ms:.3f}", f"{speed / 1e9:.1f}", f"{speed / self.copy:.0%}", f"{rate / 1e12:.3g}" if flops else ""]
         self.table.add_row(what, name, *values, "" if beside_ms is None else f"{beside_ms / ms:.0%}")
         return ms
 
     def writes(self, rows: int, names) -> None:
         """K and V of a step's rows into the pools, beside a plain copy of as many bytes."""
-        step = write_step(rows, self.dtype, self.device)
+        step, what = write_step(rows, self.dtype, self.device), f"write {rows} rows"
         k, v = (torch.randn(rows, KV_HEADS, WIDTH, dtype=self.dtype, device=self.device) for _ in "kv")
         target = torch.empty_like(step.cache[0].view(torch.int32).flatten()[: step.kv_bytes // 4])
         sources = {id(cache): target.clone() for cache in step.caches}
@@ -164,16 +129,14 @@ class Bench:
         for name in names:
             write = get_backend(name).write
             calls[name] = lambda cache, write=write: write(cache, k, v, step.meta)
+            for pool in step.cache:
+                pool.zero_()
+            calls[name](step.cache)
+            written = [pool.flatten(0, 1)[step.meta.slot_mapping] for pool in step.cache]
+            if not (written[0].equal(k) and written[1].equal(v)):
+                raise ValueError(f"{what}: what {name} stored is not what it was given")
         for name, call in calls.items():
-            ms = self.layer_ms(step, call)
-            written = [pool.flatten(0, 1)[step.meta.slot_mapping] for pool in step.caches[-1]]
-            if name in names and not (written[0].equal(k) and written[1].equal(v)):
-                raise ValueError(f"write {rows} rows: what {name} stored is not what it was given")
-            speed = 2 * step.kv_bytes / ms * 1e3  # read and written
-            what, of_copy = f"write {rows} rows", speed / self.copy
-            line = {"what": what, "backend": name, "ms": round(ms, 4), "gb_s": round(speed / 1e9, 1)}
-            print(json.dumps(line | {"of_copy": round(of_copy, 3)}), flush=True)
-            self.table.add_row(what, name, f"{ms:.3f}", f"{speed / 1e9:.1f}", f"{of_copy:.0%}", "", "")
+            self.measure(what, step, name, call, moved=2 * step.kv_bytes, flops=0)  # read and written
 
     def backends(self, what: str, step: Step, names, beside_ms=None) -> dict[str, float]:
         """Each backend on a step, once all agree; ValueError if they do not."""
@@ -189,7 +152,7 @@ class Bench:
             if (off := float((result - first).abs().max())) > bound:
                 raise ValueError(f"{what}: {name} is off by {off:.2g}, rounding explains {bound:.2g}")
             call = lambda cache: backend.forward(step.q, cache, step.meta)  # noqa: B023, E731
-            times[name] = self.measure(what, step, name, call, beside_ms)
+            times[name] = self.measure(what, step, name, call, beside_ms=beside_ms)
         return times
 
 

@@ -32,6 +32,8 @@ def graphs(command) -> None:
     command.add_argument("--steps", type=int, default=30, metavar="K", help="medians of K steps, default 30")
     command.add_argument("--requests", type=int, default=256, metavar="N", help="of the workload, default 256")
     command.add_argument("--no-workload", action="store_true", help="only the steps")
+    help = "the workload also through transformers' continuous batching, for SECONDS at most; needs transformers"
+    command.add_argument("--beside", type=float, default=0, metavar="SECONDS", help=help)
     command.add_argument("--timeline", type=Path, metavar="DIR", help="profile some steps, and draw them there")
     command.add_argument("--device", choices=("cpu", "cuda"), help="default cuda if there is a GPU, else cpu")
 

@@ -55,6 +55,40 @@ alternative(
             return tokens, positions, ((positions + 1) * real).to(torch.int32), table, slots
     """,
 )
+# No line may run under `undo` once `launch` has returned: a flight that is dropped then leaves tokens that belong to
+# nobody in the runner's `previous`. So each call has a handler of its own, in a frame that ends with it.
+alternative(
+    "OverlappedCore.step",
+    name="a-handler-for-each-call",
+    source="""
+        def step(self):
+            def attempt(call, *given, copied):
+                try:
+                    return call(*given)
+                except BaseException:
+                    self.scheduler.undo(out, copied)
+                    raise
+
+            outputs = []
+            with self.atomic:
+                out = None if self.flights and self.may_preempt() else self.scheduler.schedule()
+                if out is None or out.empty:
+                    outputs.extend(self.collect())
+                else:
+                    attempt(self.runner.swap, out, copied=False)
+                    self.flights.append(attempt(self.runner.launch, out, self.blocks.block_tables, copied=True))
+                    for name, more in (
+                        ("num_preemptions", len(out.preempted)),
+                        ("num_scheduled_tokens", out.num_tokens),
+                        ("num_steps", 1),
+                    ):
+                        setattr(self, name, getattr(self, name) + more)
+                    self.advance(out)
+                    while len(self.flights) > int(self.has_unfinished):
+                        outputs.extend(self.collect())
+                return outputs
+    """,
+)
 alternative(
     "OverlappedCore.collect",
     name="publishes-by-itself",

@@ -37,7 +37,36 @@ REQUESTS = st.lists(
 )
 
 
-class Traffic(RuleBasedStateMachine):
+class Arrivals(RuleBasedStateMachine):
+    """Adding, stepping and aborting; a subclass makes harness, longest (tokens of a request) and count at its start."""
+
+    @rule(requests=REQUESTS)
+    def arrive(self, requests):
+        for asked in requests:
+            max_tokens = min(asked.pop("wanted"), self.longest - 2)
+            length = min(asked.pop("length"), self.longest - max_tokens - 1)
+            prompt = prompt_of(asked.pop("family"), length, asked.pop("tail"))
+            self.count += 1
+            self.harness.add(f"r{self.count}", prompt, max_tokens, stop_token_ids=asked.pop("stops"), **asked)
+
+    @precondition(lambda self: self.harness.core.has_unfinished)
+    @rule(steps=st.integers(1, 8))
+    def steps(self, steps):
+        for _ in range(steps):
+            self.harness.step()
+
+    @precondition(lambda self: self.harness.core.has_unfinished)
+    @rule(which=st.integers(0, 9))
+    def abort(self, which):
+        names = list(self.harness.scheduler.requests)
+        self.harness.abort(names[which % len(names)])
+
+    def teardown(self):
+        if hasattr(self, "harness") and not self.harness.broken:
+            self.harness.drain()
+
+
+class Traffic(Arrivals):
     modes = ("recompute", "swap")
     spare = (0, 1, 2, 4, 30)  # blocks beyond those that the longest request needs
 
@@ -65,27 +94,6 @@ class Traffic(RuleBasedStateMachine):
             config["host_blocks"] = one_of("host blocks", [1, 2, 5, num_blocks, 4 * num_blocks])
         self.harness, self.count = Harness(**config), 0
 
-    @rule(requests=REQUESTS)
-    def arrive(self, requests):
-        for asked in requests:
-            max_tokens = min(asked.pop("wanted"), self.longest - 2)
-            length = min(asked.pop("length"), self.longest - max_tokens - 1)
-            prompt = prompt_of(asked.pop("family"), length, asked.pop("tail"))
-            self.count += 1
-            self.harness.add(f"r{self.count}", prompt, max_tokens, stop_token_ids=asked.pop("stops"), **asked)
-
-    @precondition(lambda self: self.harness.core.has_unfinished)
-    @rule(steps=st.integers(1, 8))
-    def steps(self, steps):
-        for _ in range(steps):
-            self.harness.step()
-
-    @precondition(lambda self: self.harness.core.has_unfinished)
-    @rule(which=st.integers(0, 9))
-    def abort(self, which):
-        names = list(self.harness.scheduler.requests)
-        self.harness.abort(names[which % len(names)])
-
     @precondition(lambda self: self.harness.scheduler.running)
     @rule(which=st.integers(0, 9), right=st.integers(0, 4), wrong=st.integers(0, 2))
     def propose(self, which, right, wrong):
@@ -101,10 +109,6 @@ class Traffic(RuleBasedStateMachine):
     @rule(where=st.sampled_from(["swap", "forward", "sampler"]))
     def fail(self, where):
         self.harness.failing_step(where)
-
-    def teardown(self):
-        if hasattr(self, "harness") and not self.harness.broken:
-            self.harness.drain()
 
 
 EXAMPLES = {"max_examples": 25, "stateful_step_count": 20, "deadline": None}

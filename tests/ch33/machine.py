@@ -2,15 +2,15 @@
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from engine.serve.overlap import OverlappedCore
-from tests.ch31.machine import REQUESTS, prompt_of
+from tests.ch31.machine import Arrivals
 from tests.ch33.late import LateHarness
 from tests.grading import grades
 
 
-class Ahead(RuleBasedStateMachine):
+class Ahead(Arrivals):
     """Every token is delivered once and in place; whatever `LateHarness.check` asks holds after every step."""
 
     @initialize(data=st.data())
@@ -36,35 +36,10 @@ class Ahead(RuleBasedStateMachine):
             config["host_blocks"] = one_of("host blocks", [1, 2, 5, 4 * num_blocks])
         self.harness, self.count = LateHarness(**config), 0
 
-    @rule(requests=REQUESTS)
-    def arrive(self, requests):
-        for asked in requests:
-            max_tokens = min(asked.pop("wanted"), self.longest - 2)
-            length = min(asked.pop("length"), self.longest - max_tokens - 1)
-            prompt = prompt_of(asked.pop("family"), length, asked.pop("tail"))
-            self.count += 1
-            self.harness.add(f"r{self.count}", prompt, max_tokens, stop_token_ids=asked.pop("stops"), **asked)
-
-    @precondition(lambda self: self.harness.core.has_unfinished)
-    @rule(steps=st.integers(1, 8))
-    def steps(self, steps):
-        for _ in range(steps):
-            self.harness.step()
-
-    @precondition(lambda self: self.harness.core.has_unfinished)
-    @rule(which=st.integers(0, 9))
-    def abort(self, which):
-        names = list(self.harness.scheduler.requests)
-        self.harness.abort(names[which % len(names)])
-
     @precondition(lambda self: self.harness.core.has_unfinished)
     @rule(where=st.sampled_from(["swap", "forward", "sampler", "tokens"]))
     def fail(self, where):
         self.harness.failing_step(where)
-
-    def teardown(self):
-        if hasattr(self, "harness") and not self.harness.broken:
-            self.harness.drain()
 
 
 @grades(OverlappedCore.step)
