@@ -1,5 +1,7 @@
 """What a step tells the caller about a request."""
 
+from itertools import repeat
+
 from engine.serve import logprobs
 from engine.serve.request import Request
 
@@ -7,22 +9,30 @@ from engine.serve.request import Request
 class RequestOutput:
     """What one step did for one request.
 
-    request_id, finished.  new_token_ids: of this step.
-    num_output_tokens: so far, these included.  num_preemptions: so far.
+    finished.  num_new: tokens of this step.  num_output_tokens: so far, these included.  num_preemptions: so far.
     Everything else is read from the request when asked for: a copy of all tokens in every step would make an output of
     n tokens cost n * n. What an output says never changes all the same: tokens are only ever added behind those it
     counts, and a finished request stays as it is. It keeps its request alive.
     """
 
-    __slots__ = ("_request", "request_id", "new_token_ids", "finished", "num_output_tokens", "num_preemptions")
+    __slots__ = ("_request", "num_new", "finished", "num_output_tokens", "num_preemptions")
 
-    def __init__(self, request: Request, new_token_ids: list[int]):
+    def __init__(self, request: Request, num_new: int):
         self._request = request
-        self.request_id = request.request_id
-        self.new_token_ids = new_token_ids
+        self.num_new = num_new
         self.finished: bool = request.status.finished
         self.num_output_tokens = request.num_output_tokens - request.num_placeholders
         self.num_preemptions = request.num_preemptions
+
+    @property
+    def request_id(self) -> str:
+        return self._request.request_id
+
+    @property
+    def new_token_ids(self) -> list[int]:
+        """Those of this step."""
+        end = self._request.num_prompt_tokens + self.num_output_tokens
+        return self._request.token_ids[end - self.num_new : end]
 
     @property
     def output_token_ids(self) -> list[int]:
@@ -68,3 +78,18 @@ class RequestOutput:
     def __repr__(self) -> str:
         end = f", {self.finish_reason}" if self.finished else ""
         return f"RequestOutput({self.request_id!r}, new {self.new_token_ids}, {self.num_output_tokens} in all{end})"
+
+
+def one_more_each(requests: list[Request], counts: list[int], more: int) -> list[RequestOutput]:
+    """Outputs of requests that go on and got one token each; counts[i] + more: output tokens of request i so far.
+
+    Without a call for each, which would take more time than all else that a step does for a request.
+    """
+    outputs = list(map(object.__new__, repeat(RequestOutput, len(requests))))
+    for output, request, count in zip(outputs, requests, counts, strict=True):
+        output._request = request
+        output.num_new = 1
+        output.finished = False
+        output.num_output_tokens = count + more
+        output.num_preemptions = request.num_preemptions
+    return outputs
