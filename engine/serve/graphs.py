@@ -129,10 +129,12 @@ class GraphRunner(ModelRunner):
         for (request, _), count in zip(flight.scheduled, flight.counts, strict=True):
             if count:
                 order += [None] * (count - 1) + [request]
-        self._order, self._newest = order, (self._turn, flight)
-        self._launching = False
         self.seconds["forward"] += time.perf_counter() - begin
-        return flight
+        return self._launched(flight, order) or flight
+
+    def _launched(self, flight, order) -> None:
+        """One line, and no other runs after it: an interrupt finds a launch that is done or one that is none."""
+        self._order, self._newest, self._launching = order, (self._turn, flight), False
 
     def _recover(self) -> None:
         """After a launch that broke off: `previous` from the host, and rows whose updates may not have arrived anew."""
@@ -174,8 +176,8 @@ class GraphRunner(ModelRunner):
     def _next_packed(self, size: int):
         """The packed numbers of a coming decode step on the host, [9, size], to be written."""
         self._turn = (self._turn + 1) % RING
-        if self._copied[self._turn] is not None:
-            self._copied[self._turn].synchronize()  # its last copy has left the buffer
+        if (copied := self._copied[self._turn]) is not None:
+            copied.synchronize()  # its last copy has left the buffer
         return self._numbers[self._turn][:, :size]
 
     def _start(self, scheduled, size: int) -> tuple[Flight, torch.Tensor]:
@@ -188,17 +190,15 @@ class GraphRunner(ModelRunner):
             graph, ids, hidden = self._graphs[size]
             graph.replay()
         else:
-            ids, hidden = self.decode_step(size, (host[Field.POSITION, :size] + 1).int())
-        vocab, host_ids = self.model.cfg.vocab_size, self._host_ids[self._turn][:count]
-        return Flight(scheduled, [1] * count, ids[:count], host_ids, vocab=vocab, size=size), hidden
-
-    # -- the same step again
+            with torch.inference_mode():
+                ids, hidden = self.decode_step(size, (host[Field.POSITION, :size] + 1).int())
+        ids, host_ids, vocab = ids[:count], self._host_ids[self._turn][:count], self.model.cfg.vocab_size
+        return Flight(scheduled, [1] * count, ids, host_ids, vocab=vocab, size=size), hidden
 
     def can_repeat(self, flight) -> bool:
         """Is this the newest launch, a decode step of packed numbers in which the host sampled nothing?"""
         return flight is self._newest[1] and flight.size > 0 and not flight.rows and not self._launching
 
-    @torch.inference_mode()
     def launch_again(self, flight, grown, block_tables) -> Flight:
         """Start the step after a flight that `can_repeat`: the same requests in the same order, a token further each.
 
@@ -209,10 +209,8 @@ class GraphRunner(ModelRunner):
         scheduled, before = flight.scheduled, self._numbers[self._turn][:, : flight.size]
         self.rows.follow(self._next_packed(flight.size), before, len(scheduled), grown, block_tables)
         flight = self._send(self._start(scheduled, flight.size)[0])
-        self._newest = self._turn, flight
-        self._launching = False
         self.seconds["forward"] += time.perf_counter() - begin
-        return flight
+        return self._launched(flight, self._order) or flight
 
     def _launch_any(self, scheduled, block_tables) -> Flight:
         device = self.model.device
@@ -233,9 +231,8 @@ class GraphRunner(ModelRunner):
         ids = self.drawer.draw(logits[:num_sampled], *(x.to(device) for x in (heats, seeds, places)))
         self.previous[: min(num_sampled, len(self.previous))] = ids[: len(self.previous)]
         self._turn = turn = (self._turn + 1) % RING
-        host_ids = self._host_ids[turn][:num_sampled]
-        if num_sampled > len(host_ids):
-            host_ids = torch.empty_like(ids, device="cpu")
+        long = num_sampled > len(self._host_ids[turn])
+        host_ids = torch.empty_like(ids, device="cpu") if long else self._host_ids[turn][:num_sampled]
         flight = Flight(scheduled, batch.sample_counts, ids, host_ids, rows=rows, vocab=self.model.cfg.vocab_size)
         if any(self._needs_host(request) for request, _ in scheduled):
             self._finish_on_host(flight, logits.float(), batch.prompt_spans)

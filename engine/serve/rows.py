@@ -40,6 +40,7 @@ class Rows:
         self.free = list(range(num_rows))
         self.prompts, self.seeds = (np.zeros(num_rows, dtype=np.int64) for _ in "ps")
         self.heats = np.zeros(num_rows, dtype=np.float64)
+        self._places, self._no_update = np.arange(num_rows), np.array([[self.unused], [0]])
 
     @property
     def unused(self) -> int:
@@ -82,10 +83,10 @@ class Rows:
             blocks.append(table[-1])
 
         packed[:] = before
-        packed[Field.CELL], packed[Field.BLOCK] = self.unused, 0
+        packed[Field.CELL : Field.BLOCK + 1] = self._no_update
         if cells:
             packed[Field.CELL, : len(cells)], packed[Field.BLOCK, : len(cells)] = cells, blocks
-        packed[Field.TOKEN, :count], packed[Field.SOURCE, :count] = -1, np.arange(count)
+        packed[Field.TOKEN, :count], packed[Field.SOURCE, :count] = -1, self._places[:count]
         for line in (Field.POSITION, Field.PLACE):
             np.add(before[line, :count], 1, out=packed[line, :count])
 

@@ -1,8 +1,9 @@
 """Steps in which nothing changes: the same requests, a token further each, at a fraction of a step's host time."""
 
 from collections import defaultdict
+from itertools import repeat
 
-from engine.serve.output import one_more_each
+from engine.serve.output import RequestOutput
 from engine.serve.overlap import PLACEHOLDER, OverlappedCore
 from engine.serve.scheduler import SchedulerOutput
 
@@ -72,8 +73,7 @@ class SteadyCore(OverlappedCore):
         with self.atomic:
             blocks, grown = self.blocks, streak.crossing()
             for request in grown:
-                if not blocks.allocate_slots(request, 1):
-                    raise RuntimeError(f"no block for request {request.request_id!r}, and {blocks.num_free} are free")
+                blocks.add_block(request)  # `may_preempt` has seen that there are enough
             try:
                 flight = self.runner.launch_again(streak.flight, grown, blocks.block_tables)
             except BaseException:
@@ -112,13 +112,22 @@ class SteadyCore(OverlappedCore):
         return streak
 
     def _commit(self, streak: Streak, tokens: list[int]) -> list:
-        """Each token to its request, and a placeholder behind it; returns the outputs."""
-        requests = streak.requests
-        for request, token in zip(requests, tokens, strict=True):
-            request.token_ids[-1] = token
-            request.token_ids.append(PLACEHOLDER)
+        """Each token to its request, and a placeholder behind it; returns the outputs.
+
+        The one loop over all requests, and it calls nothing: a call of RequestOutput would cost more than the rest.
+        """
+        requests, more = streak.requests, streak.steps + 1
+        outputs = list(map(object.__new__, repeat(RequestOutput, len(requests))))
+        for output, request, token, known in zip(outputs, requests, tokens, streak.outputs, strict=True):
+            token_ids = request.token_ids
+            token_ids[-1] = token
+            token_ids.append(PLACEHOLDER)
             request.num_computed_tokens += 1
-        outputs = one_more_each(requests, streak.outputs, streak.steps + 1)
+            output.request = request
+            output.num_new = 1
+            output.finished = False
+            output.num_output_tokens = known + more
+            output.num_preemptions = request.num_preemptions
         if not streak.stops.isdisjoint(tokens):
             self._end_some(streak, tokens, outputs)
         if self.blocks.enable_prefix_caching:

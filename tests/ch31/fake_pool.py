@@ -51,7 +51,7 @@ class FakeModel:
 
 
 def fake_core(host_blocks=None, eos_token_id=None, max_positions=4096, kind=EngineCore, **settings) -> EngineCore:
-    """An EngineCore, or one of another kind, over a FakeRunner. host_blocks: preempt by swapping, with so many blocks on the host."""
+    """A core over a FakeRunner. host_blocks: preempt by swapping, with so many blocks on the host."""
     settings = {"block_size": 4, "num_blocks": 64, **settings}
     model = FakeModel(max_positions)
     if host_blocks is not None:
