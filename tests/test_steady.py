@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.milestones import overhead
+from engine.milestones import graphs, overhead
 from engine.milestones.faults import CODE, Faults, Interrupt
 from engine.serve.config import EngineConfig
 from engine.serve.device_sampler import DeviceSampler
@@ -233,8 +233,11 @@ def test_max_model_len_is_an_end_that_is_known():
     pair = Pair(max_model_len=20)
     for i in range(3):
         pair.add(tokens(rng(f"length {i}"), 8 - i, VOCAB), SamplingParams(12, ignore_eos=True))
-    pair.finish()
-    assert pair.steady.fast > 5
+    pair.step(4)
+    pair.steady.max_model_len = pair.plain.max_model_len = 15  # a limit that comes before max_tokens
+    pair.steady.streak = None
+    pair.step(9)
+    assert pair.steady.fast > 3 and not pair.steady.has_unfinished
 
 
 def test_drafts_and_a_runner_without_packed_numbers_have_no_streaks():
@@ -252,6 +255,12 @@ def test_drafts_and_a_runner_without_packed_numbers_have_no_streaks():
         core = new_core(Counting, **asked)
         core.generate([[1, 2, 3]], SamplingParams(20, logprobs=None if asked else 0))
         assert core.fast == 0
+
+
+def test_a_runner_that_only_launches_will_do():
+    core = new_core(Counting, max_num_batched_tokens=8)
+    graphs.start_decoding(core, 2, 30, 6)  # with a runner of its own, for the prompts
+    assert core.fast == 0 and core.scheduler.num_running == 2
 
 
 # -- what a fast step costs, counted

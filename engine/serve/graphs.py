@@ -196,8 +196,8 @@ class GraphRunner(ModelRunner):
         return Flight(scheduled, [1] * count, ids, host_ids, vocab=vocab, size=size), hidden
 
     def can_repeat(self, flight) -> bool:
-        """Is this the newest launch, a decode step of packed numbers in which the host sampled nothing?"""
-        return flight is self._newest[1] and flight.size > 0 and not flight.rows and not self._launching
+        """Is this decode step of packed numbers the newest launch, and had the host nothing to sample in it?"""
+        return flight is self._newest[1] and not flight.rows and not self._launching
 
     def launch_again(self, flight, grown, block_tables) -> Flight:
         """Start the step after a flight that `can_repeat`: the same requests in the same order, a token further each.

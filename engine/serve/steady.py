@@ -58,8 +58,8 @@ class SteadyCore(OverlappedCore):
 
     Then it neither plans nor collects request by request: whoever begins a block gets one, the packed numbers of the
     step before move on by a position, and tokens go where placeholders were. `check_stop` is asked about tokens that
-    may stop something, and about no others. Whatever happens else, arrivals, ends, little room, is OverlappedCore's.
-    What a call leaves behind is what a call of OverlappedCore leaves, but for the time it took.
+    may stop something, and about no others. All else, arrivals, ends, little room, is OverlappedCore's. What a call
+    leaves behind is what a call of OverlappedCore would.
     """
 
     def __init__(self, *args, **kwargs):
@@ -100,7 +100,7 @@ class SteadyCore(OverlappedCore):
             return None
         flight, streak = self.flights[0], self.streak
         may_admit = len(scheduler.waiting) > 0 and len(running) < self.config.max_num_seqs
-        if may_admit or self.may_preempt() or not self.runner.can_repeat(flight):
+        if may_admit or self.may_preempt() or not flight.size or not self.runner.can_repeat(flight):
             return None
         if streak is None or streak.flight is not flight:
             requests = [request for request, _ in flight.scheduled]
