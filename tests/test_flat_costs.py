@@ -184,12 +184,12 @@ def test_tokens_of_a_prompt_are_read_a_fixed_number_of_times():
 
 
 def test_the_command_prints_a_line_for_every_figure(monkeypatch, capsys):
-    small = {"DECODES": [2, 1, 4], "QUEUES": [3, 6], "RUNNING": [2, 4], "PROMPTS": [32, 64]}
+    small = {"DECODES": [2, 1, 4], "AHEAD": [2, 4], "QUEUES": [3, 6], "RUNNING": [2, 4], "PROMPTS": [32, 64]}
     for name, sizes in small.items():
         monkeypatch.setattr(overhead, name, sizes)
     assert overhead.main(SimpleNamespace(repeat=2)) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert len(lines) == 3 + 4 * 2 + 2 + 3 * 2 and all(line["us"] > 0 and line["ratio"] > 0 for line in lines)
+    assert len(lines) == 3 + 3 * 2 + 4 * 2 + 2 + 3 * 2 and all(line["us"] > 0 and line["ratio"] > 0 for line in lines)
     assert {line["size"] for line in lines if line["what"] == "step of decodes"} == {1, 2, 4}
     with pytest.raises(ValueError, match="--repeat"):
         overhead.main(SimpleNamespace(repeat=0))

@@ -12,18 +12,26 @@ import statistics
 import sys
 import time
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
 from engine.exercises import registry
 from engine.milestones.tagged import NoModel
+from engine.models.config import Qwen3Config
+from engine.models.qwen3 import random_model
 from engine.serve.batch import build_batch
 from engine.serve.config import EngineConfig
 from engine.serve.engine import EngineCore
+from engine.serve.flight import Flight
+from engine.serve.graphs import GraphRunner
+from engine.serve.overlap import OverlappedCore
 from engine.serve.request import Request, SamplingParams
+from engine.serve.steady import SteadyCore
 
 BLOCK, VOCAB, CONTEXT = 16, 50_000, 512
 DECODES = [32, 1, 256, 1024]
+AHEAD = [32, 256, 1024]
 QUEUES, PROMPTS, RUNNING = [100, 10_000, 100_000], [1 << 10, 1 << 14, 1 << 17], [32, 1024]
 
 
@@ -89,6 +97,54 @@ class Steps:
         us, build = timed(self.core.step), 1e6 * self.core.runner.build
         for times, part in zip(self.parts.values(), (self.planning, build, us - build - self.planning), strict=True):
             times.append(part)
+        return us
+
+
+class NoDevice(GraphRunner):
+    """A runner whose launches do all that the host does for one, and replay graphs of nothing: every token is 7."""
+
+    def __init__(self, model, config):
+        super().__init__(model, config, 1, mode="static")
+        self.mode, self.sevens = "on", torch.full((config.max_num_seqs,), 7)
+        self._graphs = {size: (self, self.sevens[:size], None) for size in self.sizes}
+
+    def replay(self) -> None:
+        pass
+
+    def _launch_any(self, scheduled, block_tables):
+        counts = [int(request.num_computed_tokens + n == request.num_tokens) for request, n in scheduled]
+        ids = self.sevens[: sum(counts)]
+        return self._send(Flight(scheduled, counts, ids, torch.empty_like(ids), rows=scheduled, vocab=VOCAB))
+
+
+class Ahead:
+    """Steps one ahead in which a number of requests decode, none ends and none comes; the device's work left out."""
+
+    unit, parts = "request", {}
+
+    def __init__(self, kind: type, num_decodes: int, repeat: int, caching: bool = False):
+        self.count, max_tokens = num_decodes, 2 * repeat + 100
+        model = random_model(Qwen3Config(
+            vocab_size=VOCAB, hidden_size=4, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1,
+            num_key_value_heads=1, head_dim=4, max_position_embeddings=CONTEXT + BLOCK + max_tokens,
+        ))  # fmt: skip
+        config = EngineConfig(
+            block_size=BLOCK, num_blocks=num_decodes * (2 + -(-(CONTEXT + max_tokens) // BLOCK)),
+            max_num_seqs=num_decodes, max_num_batched_tokens=1 << 15, enable_prefix_caching=caching,
+            async_scheduling=True, cuda_graphs="static",
+        )  # fmt: skip
+        self.core = kind(model, config, eos_token_id=VOCAB - 1)
+        self.core.runner = NoDevice(model, config)
+        rng = random.Random(0)
+        for i in range(num_decodes):
+            prompt = rng.choices(range(VOCAB), k=CONTEXT + i % BLOCK)
+            self.core.add_request(str(i), prompt, SamplingParams(max_tokens=max_tokens))
+        while any(request.num_output_tokens < 3 for request in self.core.scheduler.requests.values()):
+            self.core.step()
+
+    def __call__(self) -> float:
+        us = timed(self.core.step)
+        assert self.core.scheduler.num_running == self.count
         return us
 
 
@@ -186,6 +242,9 @@ def main(args) -> int:
     registry.require_all_exercises()
     report = Report(args.repeat)
     report(Steps.what, lambda n: Steps(n, args.repeat), DECODES)
+    report("step one ahead", lambda n: Ahead(OverlappedCore, n, args.repeat), AHEAD)
+    report("steady step", lambda n: Ahead(SteadyCore, n, args.repeat), AHEAD)
+    report("steady step, prefix cache", lambda n: Ahead(SteadyCore, n, args.repeat, True), AHEAD)
     for policy in ("fcfs", "priority"):
         for what in ("add to", "abort in"):
             report(f"{what} a queue, {policy}", lambda n: Queue(policy, n, what == "add to"), QUEUES)  # noqa: B023

@@ -86,6 +86,12 @@ class BlockManager:
             self.forget_hash(block)
         return block
 
+    def add_block(self, request) -> None:
+        """One more block for a request that has a table, when at least one is free: allocate_slots at its simplest."""
+        block = self.take_free_block()
+        self.ref_counts[block] += 1
+        self.block_tables[request].append(block)
+
     def forget_hash(self, block: int) -> None:
         """Make a block unfindable."""
         if self.hashes[block] is not None:

@@ -30,7 +30,7 @@ class EngineCore:
 
     def __new__(cls, model, config=None, *args, **kwargs):
         if cls is EngineCore and config is not None and config.async_scheduling:
-            cls = resolve_name("engine.serve.overlap:OverlappedCore")
+            cls = resolve_name("engine.serve.steady:SteadyCore")
         return super().__new__(cls)
 
     def __init__(self, model, config: EngineConfig | None = None, eos_token_id=None, sampler=None):
@@ -140,7 +140,7 @@ class EngineCore:
                     self.atomic.before.append((request, request.num_tokens - request.num_placeholders))
                     self._abort(request)
                     self._forget(request)
-                    outputs.append(RequestOutput(request, []))
+                    outputs.append(RequestOutput(request, 0))
             return outputs
 
     def _abort(self, request) -> None:
@@ -221,7 +221,7 @@ class EngineCore:
             request.first_token_time = time.monotonic()
         if request.status.finished:
             self._forget(request)
-        return RequestOutput(request, new_token_ids)
+        return RequestOutput(request, len(new_token_ids))
 
     def _forget(self, request) -> None:
         """Note the end of a request, also among the samples of its parent."""

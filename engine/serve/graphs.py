@@ -56,6 +56,7 @@ class GraphRunner(ModelRunner):
         shape = len(Field), most
         self.packed = torch.zeros(shape, dtype=torch.int64, device=device)
         self._ring = [torch.zeros(shape, dtype=torch.int64, pin_memory=cuda) for _ in range(RING)]
+        self._numbers = [host.numpy() for host in self._ring]
         self._copied = [torch.cuda.Event() if cuda else None for _ in range(RING)]
         self._host_ids = [torch.zeros(2 * most, dtype=torch.int64, pin_memory=cuda) for _ in range(RING)]
         self._turn = 0
@@ -128,10 +129,12 @@ class GraphRunner(ModelRunner):
         for (request, _), count in zip(flight.scheduled, flight.counts, strict=True):
             if count:
                 order += [None] * (count - 1) + [request]
-        self._order, self._newest = order, (self._turn, flight)
-        self._launching = False
         self.seconds["forward"] += time.perf_counter() - begin
-        return flight
+        return self._launched(flight, order) or flight
+
+    def _launched(self, flight, order) -> None:
+        """One line, and no other runs after it: an interrupt finds a launch that is done or one that is none."""
+        self._order, self._newest, self._launching = order, (self._turn, flight), False
 
     def _recover(self) -> None:
         """After a launch that broke off: `previous` from the host, and rows whose updates may not have arrived anew."""
@@ -159,29 +162,55 @@ class GraphRunner(ModelRunner):
         )
 
     def _launch_decode(self, scheduled, block_tables) -> Flight:
-        count = len(scheduled)
-        size = next(size for size in self.sizes if size >= count)
-        self._turn = turn = (self._turn + 1) % RING
-        if self._copied[turn] is not None:
-            self._copied[turn].synchronize()  # its last copy has left the buffer
-        host = self._ring[turn]
+        size = next(size for size in self.sizes if size >= len(scheduled))
         sources = self._sources([request for request, _ in scheduled])
-        self.rows.fill(host.numpy()[:, :size], scheduled, block_tables, sources, self._enter)
+        self.rows.fill(self._next_packed(size), scheduled, block_tables, sources, self._enter)
+        flight, hidden = self._start(scheduled, size)
+        self._hosted = {request for request in self._hosted if not request.status.finished}
+        if self._hosted and any(request in self._hosted for request, _ in scheduled):
+            flight.rows = [(request, request.num_output_tokens) for request, _ in scheduled]
+            logits = self.model.compute_logits(hidden[: len(scheduled)]).float()
+            self._finish_on_host(flight, logits, [])
+        return self._send(flight)
+
+    def _next_packed(self, size: int):
+        """The packed numbers of a coming decode step on the host, [9, size], to be written."""
+        self._turn = (self._turn + 1) % RING
+        if (copied := self._copied[self._turn]) is not None:
+            copied.synchronize()  # its last copy has left the buffer
+        return self._numbers[self._turn][:, :size]
+
+    def _start(self, scheduled, size: int) -> tuple[Flight, torch.Tensor]:
+        """Launch the decode step whose packed numbers are written -> (flight, hidden [size, hidden])."""
+        host, count = self._ring[self._turn], len(scheduled)
         self.packed.copy_(host, non_blocking=True)
-        if self._copied[turn] is not None:
-            self._copied[turn].record()
+        if self._copied[self._turn] is not None:
+            self._copied[self._turn].record()
         if self.mode == "on":
             graph, ids, hidden = self._graphs[size]
             graph.replay()
         else:
-            ids, hidden = self.decode_step(size, (host[Field.POSITION, :size] + 1).int())
-        flight = Flight(scheduled, [1] * count, ids[:count], self._host_ids[turn], vocab=self.model.cfg.vocab_size)
-        self._hosted = {request for request in self._hosted if not request.status.finished}
-        if self._hosted and any(request in self._hosted for request, _ in scheduled):
-            flight.rows = [(request, request.num_output_tokens) for request, _ in scheduled]
-            logits = self.model.compute_logits(hidden[:count]).float()
-            self._finish_on_host(flight, logits, [])
-        return self._send(flight)
+            with torch.inference_mode():
+                ids, hidden = self.decode_step(size, (host[Field.POSITION, :size] + 1).int())
+        ids, host_ids, vocab = ids[:count], self._host_ids[self._turn][:count], self.model.cfg.vocab_size
+        return Flight(scheduled, [1] * count, ids, host_ids, vocab=vocab, size=size), hidden
+
+    def can_repeat(self, flight) -> bool:
+        """Is this decode step of packed numbers the newest launch, and had the host nothing to sample in it?"""
+        return flight is self._newest[1] and not flight.rows and not self._launching
+
+    def launch_again(self, flight, grown, block_tables) -> Flight:
+        """Start the step after a flight that `can_repeat`: the same requests in the same order, a token further each.
+
+        grown: those whose block tables have one block more than at that flight.  What `launch` would do, for less.
+        """
+        begin = time.perf_counter()
+        self._launching = True
+        scheduled, before = flight.scheduled, self._numbers[self._turn][:, : flight.size]
+        self.rows.follow(self._next_packed(flight.size), before, len(scheduled), grown, block_tables)
+        flight = self._send(self._start(scheduled, flight.size)[0])
+        self.seconds["forward"] += time.perf_counter() - begin
+        return self._launched(flight, self._order) or flight
 
     def _launch_any(self, scheduled, block_tables) -> Flight:
         device = self.model.device
@@ -202,7 +231,8 @@ class GraphRunner(ModelRunner):
         ids = self.drawer.draw(logits[:num_sampled], *(x.to(device) for x in (heats, seeds, places)))
         self.previous[: min(num_sampled, len(self.previous))] = ids[: len(self.previous)]
         self._turn = turn = (self._turn + 1) % RING
-        host_ids = self._host_ids[turn] if num_sampled <= len(self._host_ids[turn]) else torch.empty(num_sampled).long()
+        long = num_sampled > len(self._host_ids[turn])
+        host_ids = torch.empty_like(ids, device="cpu") if long else self._host_ids[turn][:num_sampled]
         flight = Flight(scheduled, batch.sample_counts, ids, host_ids, rows=rows, vocab=self.model.cfg.vocab_size)
         if any(self._needs_host(request) for request, _ in scheduled):
             self._finish_on_host(flight, logits.float(), batch.prompt_spans)
@@ -234,7 +264,7 @@ class GraphRunner(ModelRunner):
 
     def _send(self, flight: Flight) -> Flight:
         """Start the copy of the tokens to the host."""
-        flight.host_ids[: len(flight.ids)].copy_(flight.ids, non_blocking=True)
+        flight.host_ids.copy_(flight.ids, non_blocking=True)
         if self.model.device.type == "cuda":
             flight.event = torch.cuda.Event()
             flight.event.record()

@@ -27,6 +27,7 @@ class OverlappedCore(EngineCore):
     for the token to come. Two things follow. That it stopped is noticed one step late: what the next step computed for
     it is dropped. And its blocks may still be written by that step: they stay its own until then, in `Flight.held`.
     A request whose end is known beforehand (its length) leaves `scheduler.running` at its last launch.
+    `EngineCore(...)` makes a SteadyCore of it, which does the same faster where a step only repeats the one before.
     Source: asynchronous scheduling of vLLM V1; the overlap scheduler of SGLang.
     """
 

@@ -94,7 +94,7 @@ def derive_seed(*parts: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)  # slots: a step of many requests is mostly reading and writing these
 class Request:
     """One prompt on its way through the core.
 
@@ -112,6 +112,7 @@ class Request:
     cache_key: tuple = ()  # what else K/V depends on (tenant, adapter): part of every block hash
 
     status: Status = field(default=Status.WAITING, init=False)
+    token_ids: list[int] = field(init=False)  # beside what else each step touches: fewer cache lines
     num_computed_tokens: int = field(default=0, init=False)
     num_cached_tokens: int | None = field(default=None, init=False)  # adopted at the first admission
     num_preemptions: int = field(default=0, init=False)
@@ -123,6 +124,7 @@ class Request:
     first_token_time: float | None = field(default=None, init=False)
     finish_time: float | None = field(default=None, init=False)
     order: int = field(default=0, init=False)  # order of adding, set by the scheduler
+    num_prompt_tokens: int = field(init=False)
     extra: dict = field(default_factory=dict, init=False)  # state of later chapters, by feature
 
     def __post_init__(self):

@@ -40,6 +40,7 @@ class Rows:
         self.free = list(range(num_rows))
         self.prompts, self.seeds = (np.zeros(num_rows, dtype=np.int64) for _ in "ps")
         self.heats = np.zeros(num_rows, dtype=np.float64)
+        self._places, self._no_update = np.arange(num_rows), np.array([[self.unused], [0]])
 
     @property
     def unused(self) -> int:
@@ -67,6 +68,27 @@ class Rows:
             row = self.row_of.pop(request)
             self.table_of[row] = None
             self.free.append(row)
+
+    def follow(self, packed, before, count: int, grown, block_tables) -> None:
+        """Write the columns of the step after `before`: the same requests, each one token further.
+
+        packed, before: [9, B] as for `fill`.  count: columns that are no padding; the token of each is what the step
+        before samples in the same place.  grown: those whose table has one block more than at `before`.
+        """
+        cells, blocks = [], []
+        for request in grown:
+            row, table = self.row_of[request], block_tables[request]
+            self.known[row] = known = len(table)
+            cells.append(row * self.width + known - 1)
+            blocks.append(table[-1])
+
+        packed[:] = before
+        packed[Field.CELL : Field.BLOCK + 1] = self._no_update
+        if cells:
+            packed[Field.CELL, : len(cells)], packed[Field.BLOCK, : len(cells)] = cells, blocks
+        packed[Field.TOKEN, :count], packed[Field.SOURCE, :count] = -1, self._places[:count]
+        for line in (Field.POSITION, Field.PLACE):
+            np.add(before[line, :count], 1, out=packed[line, :count])
 
     @exercise(33, "The persistent batch")
     def fill(self, packed, scheduled, block_tables, sources, heat_of) -> None:

@@ -50,14 +50,14 @@ class FakeModel:
         yield torch.zeros(1)
 
 
-def fake_core(host_blocks=None, eos_token_id=None, max_positions=4096, **settings) -> EngineCore:
-    """An EngineCore over a FakeRunner. host_blocks: preempt by swapping, with so many blocks on the host."""
+def fake_core(host_blocks=None, eos_token_id=None, max_positions=4096, kind=EngineCore, **settings) -> EngineCore:
+    """A core over a FakeRunner. host_blocks: preempt by swapping, with so many blocks on the host."""
     settings = {"block_size": 4, "num_blocks": 64, **settings}
     model = FakeModel(max_positions)
     if host_blocks is not None:
         one = block_bytes(model.cfg, settings["block_size"], torch.float32)
         settings |= {"preemption_mode": "swap", "swap_space_bytes": host_blocks * one}
-    core = EngineCore(model, EngineConfig(**settings), eos_token_id)
+    core = kind(model, EngineConfig(**settings), eos_token_id)
     core.runner = FakeRunner(core)
     return core
 

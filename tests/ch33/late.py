@@ -4,6 +4,8 @@ Over the tagged pool of chapter 31: a launch notes where its tokens will go, and
 given a block too early meets the tags of another, and a placeholder has the value that the launch before computes.
 """
 
+from engine.serve.overlap import OverlappedCore
+from engine.serve.scheduler import SchedulerOutput
 from tests.ch31.fake_pool import FakeRunner, Tag, _name, fake_core, next_token, prefix_names
 from tests.ch31.harness import Harness, check_blocks
 from tests.grading import expect, expect_equal, wrong
@@ -17,7 +19,12 @@ class LateFlight:
     def __init__(self, runner, scheduled, work):
         self.runner, self.scheduled, self.work = runner, scheduled, work
         self.held, self.sampled = [], None
+        decode = all(n == 1 for _, n in scheduled) and all(samples for *_, samples in work)
+        self.size = len(scheduled) if decode else 0
         self.void = False  # the launch raised after the device had got the work: it writes K/V, its tokens are nobody's
+
+    def one_each(self):
+        return [token for [token] in self.tokens()]
 
     def tokens(self):
         runner = self.runner
@@ -33,11 +40,15 @@ class LateFlight:
 
 
 class LateRunner(FakeRunner):
-    """FakeRunner with `launch`. queue: launched and not run.  latest: token by request, of the newest step that ran."""
+    """FakeRunner with `launch`. queue: launched and not run.  latest: token by request, of the newest step that ran.
+
+    repeats: how often `launch_again` was asked for, by a core that does.
+    """
 
     def __init__(self, core):
         super().__init__(core)
         self.queue, self.delivered, self.latest = [], [], {}
+        self.newest, self.repeats = None, 0
 
     def swap(self, out):
         if self.fail_at != "swap" and (out.swap_in or out.swap_out):
@@ -74,7 +85,20 @@ class LateRunner(FakeRunner):
         flight.void = True
         self._fail("sampler")
         flight.void = False
+        self.newest, self.lengths = flight, [len(block_tables[request]) for request, _ in out.scheduled]
         return flight
+
+    def can_repeat(self, flight) -> bool:
+        return flight is self.newest
+
+    def launch_again(self, flight, grown, block_tables):
+        self.repeats += 1
+        requests = [request for request, _ in flight.scheduled]
+        more = {r: len(block_tables[r]) - before for r, before in zip(requests, self.lengths, strict=True)}
+        right = grown == [r for r in requests if more[r]] and max(more.values()) <= 1
+        if not flight.size or not self.can_repeat(flight) or not right:
+            raise self._wrong("a step was launched again that is not the newest, or other tables have grown", see=AHEAD)
+        return self.launch(SchedulerOutput(flight.scheduled), block_tables)
 
     def execute(self, out, block_tables):
         raise self._wrong("an overlapped step ran `execute`, which waits", "launch, and collect the one before", AHEAD)
@@ -103,8 +127,8 @@ class LateRunner(FakeRunner):
             self._check_reads(request, slots, names)
 
 
-def late_core(**settings):
-    core = fake_core(async_scheduling=True, **settings)
+def late_core(kind, **settings):
+    core = fake_core(kind=kind, async_scheduling=True, **settings)
     core.runner = LateRunner(core)
     return core
 
@@ -112,8 +136,10 @@ def late_core(**settings):
 class LateHarness(Harness):
     """Harness over a core that is one step ahead, and what holds between two of its steps."""
 
+    kind = OverlappedCore
+
     def __init__(self, **settings):
-        self.core = late_core(**settings)
+        self.core = late_core(self.kind, **settings)
         self.scheduler, self.blocks, self.runner = self.core.scheduler, self.core.blocks, self.core.runner
         self.asked, self.broken = {}, False
         self.num_host_blocks = len(self.scheduler.free_host_blocks)

@@ -13,6 +13,8 @@ from tests.grading import grades
 class Ahead(Arrivals):
     """Every token is delivered once and in place; whatever `LateHarness.check` asks holds after every step."""
 
+    harness_of = LateHarness
+
     @initialize(data=st.data())
     def start(self, data):
         def one_of(label, values):
@@ -34,7 +36,7 @@ class Ahead(Arrivals):
         }
         if one_of("mode", ["recompute", "swap"]) == "swap":
             config["host_blocks"] = one_of("host blocks", [1, 2, 5, 4 * num_blocks])
-        self.harness, self.count = LateHarness(**config), 0
+        self.harness, self.count = self.harness_of(**config), 0
 
     @precondition(lambda self: self.harness.core.has_unfinished)
     @rule(where=st.sampled_from(["swap", "forward", "sampler", "tokens"]))

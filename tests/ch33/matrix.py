@@ -27,6 +27,7 @@ WAYS = {
 }
 ALL = (Rows.fill, decode_inputs, OverlappedCore.step, OverlappedCore.collect)
 BACKENDS = ["reference", "sdpa"]
+AHEAD_CORE = OverlappedCore  # whose steps run the exercises, all of them; tests/test_steady.py puts another here
 
 
 def grade(way):
@@ -42,7 +43,8 @@ def each_way(test):
 
 def new_core(sampler=None, eos=True, **settings):
     config = EngineConfig(**{"num_blocks": 96, "block_size": 8, **settings})
-    return EngineCore(model(), config, workload()[1] if eos else None, sampler or DeviceSampler())
+    kind = AHEAD_CORE if config.async_scheduling else EngineCore
+    return kind(model(), config, workload()[1] if eos else None, sampler or DeviceSampler())
 
 
 def compare(got, right, where, way):
@@ -297,11 +299,12 @@ def test_a_replay_is_the_step_run_eagerly_bit_by_bit():
             expect(torch.equal(a, b), text, see=STATIC)
 
 
-def cuda_core(**settings):
+def cuda_core(steady=False, **settings):
     from copy import deepcopy
 
     config = EngineConfig(**{"num_blocks": 96, "block_size": 16, "attention_backend": "triton", **settings})
-    return EngineCore(deepcopy(model()).cuda(), config, None, DeviceSampler())
+    kind = AHEAD_CORE if config.async_scheduling and not steady else EngineCore
+    return kind(deepcopy(model()).cuda(), config, None, DeviceSampler())
 
 
 @pytest.mark.skipif(not (CUDA and TRITON), reason="CUDA graphs need a CUDA device and Triton")
@@ -311,7 +314,9 @@ def test_graphs_give_the_tokens_of_static_buffers():
         cuda_core(cuda_graphs="static"), cuda_core(cuda_graphs="on"),
         cuda_core(cuda_graphs="on", async_scheduling=True),
         cuda_core(cuda_graphs="on", async_scheduling=True, num_blocks=12),
+        cuda_core(cuda_graphs="on", async_scheduling=True, steady=True),
     ]  # fmt: skip
     right, *others = [serve_warm(core) for core in cores]
-    for name, got in zip(("graphs", "graphs and ahead", "graphs and ahead, 12 blocks"), others, strict=True):
+    names = "graphs", "graphs and ahead", "graphs and ahead, 12 blocks", "graphs, ahead and steady"
+    for name, got in zip(names, others, strict=True):
         compare(got, right, "on a GPU", name)
