@@ -128,14 +128,14 @@ wrong("merge_kernel", "chunks-too", "if tl.load(query_start_loc + r + 1) - row !
 wrong("merge_kernel", "padded-width", "tl.store(out + place * WIDTH + d", "tl.store(out + place * COLS + d",
       "test_shares_of_any_width", "heads are a power of two apart")  # fmt: skip
 
-scaffold_mutant("engine/serve/kernels/decode.py", "keys // (4 * TILE)", "keys // TILE",
-                "test_shares_fill_the_processors_and_are_no_smaller_than_four_tiles",
+scaffold_mutant("engine/serve/kernels/decode.py", "keys // TILE", "2 * keys // TILE",
+                "test_shares_fill_the_processors_and_are_no_smaller_than_a_tile",
                 "the more shares the better", "tiny-shares")  # fmt: skip
 scaffold_mutant("engine/serve/kernels/decode.py", "min(4 * processors //", "min(processors //",
-                "test_shares_fill_the_processors_and_are_no_smaller_than_four_tiles",
+                "test_shares_fill_the_processors_and_are_no_smaller_than_a_tile",
                 "one program a processor, rounded down", "few-programs")  # fmt: skip
 scaffold_mutant("engine/serve/kernels/decode.py", "1 << max(0, most.bit_length() - 1)", "max(1, most)",
-                "test_shares_fill_the_processors_and_are_no_smaller_than_four_tiles",
+                "test_shares_fill_the_processors_and_are_no_smaller_than_a_tile",
                 "any number of shares will do", "any-number")  # fmt: skip
 scaffold_mutant("engine/serve/kernels/decode.py", " if splits > 1 else out  #", " if splits > 0 else out  #",
                 "test_mixed_steps_through_the_backend", "a single share is merged as well", "one-share-lost")
