@@ -98,7 +98,7 @@ def _read_header(file: Path) -> dict[str, tuple[list[int], str]]:
             slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 - no mapping
             return {name: (part.get_shape(), part.get_dtype()) for name, part in slices.items()}
     except SafetensorError as error:
-        raise ValueError(f"{file}: damaged or truncated ({error})") from None
+        raise ValueError(f"{file}: damaged or truncated ({' '.join(str(error).split())})") from None
 
 
 def _read_headers(shards: dict[Path, set[str] | None]) -> dict[str, tuple[Path, list[int], str]]:

@@ -77,12 +77,8 @@ alternative(
                 else:
                     attempt(self.runner.swap, out, copied=False)
                     self.flights.append(attempt(self.runner.launch, out, self.blocks.block_tables, copied=True))
-                    for name, more in (
-                        ("num_preemptions", len(out.preempted)),
-                        ("num_scheduled_tokens", out.num_tokens),
-                        ("num_steps", 1),
-                    ):
-                        setattr(self, name, getattr(self, name) + more)
+                    self.num_steps, self.num_preemptions = self.num_steps + 1, self.num_preemptions + len(out.preempted)
+                    self.num_scheduled_tokens += sum(n for _, n in out.scheduled)
                     self.advance(out)
                     while len(self.flights) > int(self.has_unfinished):
                         outputs.extend(self.collect())
