@@ -149,11 +149,12 @@ SETTINGS = st.fixed_dictionaries({
     "max_model_len": st.just(40), "policy": st.sampled_from(["fcfs", "priority"]),
     "max_num_batched_tokens": st.sampled_from([4, 64, 64]),
 })  # fmt: skip
+EOS = st.sampled_from([None, 7, (3, 50, 111, 180)])
 taken = []
 
 
 @settings(max_examples=30, deadline=None)
-@given(SETTINGS, st.sampled_from([None, 7, (3, 50, 111, 180)]), st.lists(ADD | STEP | STEP | ABORT, min_size=12, max_size=25))
+@given(SETTINGS, EOS, st.lists(ADD | STEP | STEP | ABORT, min_size=12, max_size=25))
 def any_interleaving(asked, eos, actions):
     pair = Pair(eos, **asked)
     for kind, *rest in actions:
