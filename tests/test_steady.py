@@ -149,11 +149,12 @@ SETTINGS = st.fixed_dictionaries({
     "max_model_len": st.just(40), "policy": st.sampled_from(["fcfs", "priority"]),
     "max_num_batched_tokens": st.sampled_from([4, 64, 64]),
 })  # fmt: skip
+EOS = st.sampled_from([None, 7, (3, 50, 111, 180)])
 taken = []
 
 
-@settings(max_examples=40, deadline=None)
-@given(SETTINGS, st.sampled_from([None, 7, (3, 50, 111, 180)]), st.lists(ADD | ADD | STEP | STEP | ABORT, max_size=25))
+@settings(max_examples=30, deadline=None)
+@given(SETTINGS, EOS, st.lists(ADD | STEP | STEP | ABORT, min_size=12, max_size=25))
 def any_interleaving(asked, eos, actions):
     pair = Pair(eos, **asked)
     for kind, *rest in actions:
@@ -171,6 +172,30 @@ def test_whatever_happens_in_between():
     taken.clear()
     any_interleaving()
     assert sum(taken) > 2 * len(taken), "hardly a step was taken in a streak"
+
+
+def test_arrivals_and_aborts_in_mid_streak():
+    pair = Pair(num_blocks=200, max_num_seqs=4, eos=5)
+    for i in range(5):
+        pair.add(tokens(rng(f"arrival {i}"), 1 + 3 * i, VOCAB), SamplingParams(24, ignore_eos=i % 2 == 0))
+        fast = pair.steady.fast
+        pair.step(4)
+        assert pair.steady.fast > fast
+    pair.abort(2)
+    pair.step(4)
+    pair.abort(0)
+    pair.finish()
+
+
+def test_an_end_of_sequence_in_mid_streak():
+    prompts = [tokens(rng(f"end {i}"), 4 + i, VOCAB) for i in range(5)]
+    texts = [o.output_token_ids for o in new_core(EngineCore).generate(prompts, SamplingParams(24))]
+    for eos in (texts[1][9], (texts[2][11], texts[4][13])):
+        pair = Pair(num_blocks=200, eos=eos)
+        for i, prompt in enumerate(prompts):
+            pair.add(prompt, SamplingParams(24, ignore_eos=i == 3, min_tokens=6))
+        pair.finish()
+        assert pair.steady.fast > 5
 
 
 @pytest.mark.parametrize("caching", [True, False])
