@@ -1,5 +1,5 @@
 """The flat model with fewer launches: projections that share their input are one matrix, and norms, rotation, cache
-write and activation are one kernel each."""
+write and activation are one kernel each, or part of one."""
 
 import torch
 import torch.nn.functional as F  # noqa: F401  (what the exercises call)
@@ -55,7 +55,8 @@ class FusedModel(FlatModel):
     The model keeps its modules and names, only the memory behind some weights is shared; move it to its device before.
     self.merged[module]: what merge_linears returned, for each self_attn, and for each mlp that has gate_proj, up_proj
     and down_proj (another kind, a mixture of experts, say, runs as it is).
-    self.ops: linear, add_norm, rope_write and gated, see `engine/serve/ops.py`.
+    self.ops: linear, add_norm, rope_write and gated, see `engine/serve/ops.py`. They are given weights and biases; the
+    modules that hold these are not called.
     """
 
     def __init__(self, model, ops=None):

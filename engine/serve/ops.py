@@ -1,4 +1,4 @@
-"""The steps of a layer between its matrix products: in Triton where that runs, in torch elsewhere."""
+"""The operations of a layer but for attention: in Triton where that runs and pays, in torch elsewhere."""
 
 import torch.nn.functional as F
 
@@ -59,7 +59,7 @@ class KernelOps(PlainOps):
     def gated(self, x, weight, bias=None):
         from engine.serve.kernels.matvec import fits, matvec
 
-        return matvec(x, weight, bias, gated=True) if fits(x, weight) else super().gated(x, weight, bias)
+        return matvec(x, weight, bias, gated=True) if fits(x, weight, gated=True) else super().gated(x, weight, bias)
 
     def swiglu(self, gate_up):
         from engine.serve.kernels.swiglu import swiglu

@@ -121,7 +121,8 @@ alternative(
                 b = tl.load(weight + second[:, None].to(tl.int64) * WIDTH + column[None, :], inside, 0.0)
                 if BIAS:
                     b_bias = tl.load(bias + second, output < outputs, 0.0).to(tl.float32)
-            inputs_ready(EARLY)
+            if EARLY:
+                inputs_ready(EARLY)
             row = tl.load(x + tl.program_id(0) * WIDTH + column, column < WIDTH, 0.0).to(tl.float32)
             kind = out.dtype.element_ty
             result = (tl.sum(a.to(tl.float32) * row[None, :], 1) + a_bias).to(kind)
@@ -135,16 +136,14 @@ alternative(
 )
 alternative(
     "FusedModel.attention",
-    name="matmul",
+    name="named-parts",
     source="""
         class FusedModel:
             def attention(self, attn, hidden_states, cos, sin, cache, meta, backend):
                 weight, bias = self.merged[attn]
-                qkv = hidden_states @ weight.T
-                if bias is not None:
-                    qkv = qkv + bias
-                q = self.ops.rope_write(qkv, cos, sin, attn, cache, meta, backend)
-                return attn.o_proj(backend.forward(q, cache, meta, attn.scale).flatten(1))
+                q = self.ops.rope_write(self.ops.linear(hidden_states, weight, bias), cos, sin, attn, cache, meta, backend)
+                heads, out = backend.forward(q, cache, meta, attn.scale), attn.o_proj
+                return self.ops.linear(heads.flatten(1), weight=out.weight, bias=out.bias)
     """,
 )
 alternative(

@@ -19,11 +19,15 @@ class Noted(PlainOps):
     """Operations that note their calls; rope_write answers with a given q."""
 
     def __init__(self, calls, q=None):
-        self.calls, self.q = calls, q
+        self.calls, self.q, self.weights = calls, q, []
 
     def rope_write(self, qkv, *rest):
         self.calls.append(("rope_write", qkv.clone(), *rest))
         return self.q
+
+    def linear(self, x, weight, bias=None):
+        self.weights.append(weight)
+        return super().linear(x, weight, bias)
 
     def add_norm(self, x, residual, norm):
         where = (residual.data_ptr(), None if x is None else x.data_ptr(), list(residual.shape))
@@ -71,7 +75,7 @@ class Call:
         self.x, cos, sin = random(6, cfg.hidden_size), random(6, cfg.head_dim), random(6, cfg.head_dim)
         self.backend = Backend(self.calls, self.out)
         self.cache, self.meta = object(), meta_of([(9, 3), (5, 1), (2, 2)], 4, [[0, 1, 2], [3, 4], [5]])
-        fused = FusedModel(model, Noted(self.calls, self.q))
+        self.fused = fused = FusedModel(model, Noted(self.calls, self.q))
         self.rest = cos, sin, self.attn, self.cache, self.meta, self.backend
         before = [t.clone() for t in (self.x, cos, sin)]
         with torch.no_grad(), Products() as products:
@@ -131,6 +135,15 @@ def test_fused_attention_has_the_scale_of_the_layer():
         got = call.one("forward")[4]
         got = call.q.shape[-1] ** -0.5 if got is None else float(got)
         expect_close(got, call.attn.scale, 1e-12, what="scale in backend.forward", hint="attn.scale", see=FEWER)
+
+
+@grades(FusedModel.attention)
+def test_both_products_are_operations():
+    call = Call("products")
+    want = [call.fused.merged[call.attn][0], call.attn.o_proj.weight]
+    got = [next((i for i, known in enumerate(want) if known is weight), "another") for weight in call.fused.ops.weights]
+    hint = "self.ops.linear knows a quicker way for few rows: the merged projection (0), then o_proj (1)"
+    expect_equal(got, [0, 1], "weight {i} given to self.ops.linear", hint, FEWER)
 
 
 @grades(FusedModel.attention)

@@ -1,20 +1,26 @@
 """matvec_kernel: rows times a matrix, gated or not, and weights that are loaded before x is there."""
 
+import mmap
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import engine.serve.kernels.matvec as module
+from engine.models.layers import RMSNorm
 from engine.serve.kernels import early
 from engine.serve.kernels.matvec import matvec, matvec_kernel
+from engine.serve.kernels.norm import add_norm
 from engine.serve.ops import KernelOps, PlainOps
 from tests.ch32.device import CUDA, DEVICE, DTYPES
 from tests.ch32.paged import UNIT, guarded, two
 from tests.ch33.gates import LEAST
+from tests.ch33.loads import Loads, Program, far_program
 from tests.ch33.rounding import Span, among_nan, expect_within
 from tests.grading import expect, expect_equal, grades, rng
 
 ONE = "33: One row at a time"
+NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 def product(x, weight, bias):
@@ -59,11 +65,11 @@ class Case:
         exact = times(swish(gate, self.dtype), up)
         return exact.off(UNIT if self.dtype == torch.float32 else 0.0).to(self.dtype)
 
-    def launch(self, rows, hint=None, x=None):
+    def launch(self, rows, hint=None, *given):
+        """given: x, weight and perhaps bias on the device; else they lie among NaN."""
         out, intact = guarded((self.n, self.outputs), self.dtype)
-        x = among_nan(self.x) if x is None else x
-        weight = among_nan(self.weight)
-        bias = weight if self.bias is None else among_nan(self.bias)
+        given = given or [among_nan(t) for t in (self.x, self.weight, self.bias) if t is not None]
+        x, weight, bias = given if self.bias is not None else (*given, given[1])
         matvec_kernel[(self.n, -(-self.outputs // rows))](
             x, weight, bias, out, self.outputs, self.width, two(self.width), rows, self.bias is not None, self.gated,
             False,
@@ -78,8 +84,71 @@ class Case:
         expect_within(out, self.want(), what, hint, ONE)
 
 
+class Late:
+    """A launch of two programs that sees each `inputs_ready`: what has happened before it, and what after."""
+
+    def __init__(self, monkeypatch, gated, early):
+        self.case = Case("late", 1, 8, 16, bias=True, gated=gated)
+        self.x, self.weight, self.bias = (t.clone() for t in (self.case.x, self.case.weight, self.case.bias))
+        self.out = torch.full((1, 8), torch.nan)
+        self.asked, self.stored, self.early, self.ready = [], [], early, lambda: None
+        monkeypatch.setattr(module, "inputs_ready", self.inputs_ready)
+
+    def inputs_ready(self, flag):
+        self.stored.append(not self.out[0, 4 * len(self.asked) :][:4].isnan().all())
+        self.ready()
+        self.asked.append(bool(flag))
+
+    def run(self, what, hint):
+        args = self.x, self.weight, self.bias, self.out, 8, 16, 16, 4, True, self.case.gated, self.early
+        matvec_kernel[(1, 2)](*args)
+        if self.early or self.asked:
+            expect_equal(self.asked, [self.early] * 2, f"EARLY {self.early}: calls of inputs_ready", COUNT, ONE)
+        expect(not any(self.stored), "out was stored before inputs_ready", "an earlier kernel may still read it", ONE)
+        self.case.check(self.out, what, hint)
+
+
+COUNT = "every program calls inputs_ready(EARLY), once"
+late = pytest.mark.skipif(CUDA, reason="a compiled kernel cannot be watched")
+
+
+@grades(matvec_kernel)
+@late
+@pytest.mark.parametrize("gated", [False, True])
+def test_x_is_loaded_once_inputs_are_ready(gated, monkeypatch):
+    run = Late(monkeypatch, gated, True)
+    run.x.fill_(torch.nan)
+    run.ready = lambda: run.x.copy_(run.case.x)
+    run.run("matvec_kernel whose x is NaN until inputs_ready", "x is loaded after inputs_ready(EARLY)")
+
+
+@grades(matvec_kernel)
+@late
+@pytest.mark.parametrize("gated", [False, True])
+def test_weights_are_loaded_before_inputs_are_ready(gated, monkeypatch):
+    run = Late(monkeypatch, gated, True)
+
+    def spoil():
+        rows = [4 * len(run.asked) + i + 8 * half for half in range(1 + gated) for i in range(4)]
+        run.weight[rows], run.bias[rows] = torch.nan, torch.nan
+
+    run.ready = spoil
+    hint = "weights and biases, up's as well, are loaded before inputs_ready(EARLY): that is what it is for"
+    run.run("matvec_kernel whose weights and biases are NaN after inputs_ready", hint)
+
+
+@grades(matvec_kernel)
+@late
+def test_without_early_nobody_waits(monkeypatch):
+    run = Late(monkeypatch, True, False)
+    run.run("matvec_kernel with EARLY False", None)
+
+
 SHAPES = [(1, 8, 64, 4), (3, 7, 40, 4), (2, 9, 33, 1), (1, 3, 130, 8), (2, 1, 1, 2)]
-PLACES = "row o of weight begins at o * WIDTH; columns from WIDTH on and outputs from `outputs` on are masked"
+PLACES = (
+    "row o of weight begins at o * WIDTH, row n of x at n * WIDTH, row n of out at n * outputs; columns from WIDTH on and "
+    "outputs from `outputs` on are masked; a small error only: x and weight are widened before the product"
+)
 
 
 @grades(matvec_kernel)
@@ -115,31 +184,48 @@ def test_sums_are_float32(dtype):
 
 
 @grades(matvec_kernel)
-@pytest.mark.skipif(CUDA, reason="a compiled kernel cannot be watched")
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gated_sums_of_any_size(dtype):
+    """Tens and thousands of either sign: exp overflows, the quotient does not."""
+    case = Case("sizes", 1, 12, 8, dtype, gated=True)
+    case.weight[:12] = 0
+    case.x[0, 0] = 1
+    case.weight[:12, 0] = torch.tensor([0.0, 20.0, -20.0, 80.0, -80.0, 95.0, -95.0, 3e3, -3e3, 2e4, -2e4, 0.5])
+    case.launch(4, "a / (1 + exp(-a)): for a large negative a the divisor is inf and the quotient 0")
+
+
+@grades(matvec_kernel)
+@late
+@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("gated", [False, True])
-def test_x_is_read_only_once_inputs_are_ready(gated, monkeypatch):
-    """Until the kernel has asked for it x is NaN, and afterwards the weights are."""
-    case = Case("early", 1, 4, 16, bias=True, gated=gated)
-    x, weight, bias = (torch.full_like(t, torch.nan) for t in (case.x, case.weight, case.bias))
-    asked = []
+def test_nothing_outside_is_loaded(gated, bias):
+    case = Case("outside", 2, 7, 40, gated=gated, bias=bias)
+    tensors = [case.x, case.weight] + ([case.bias] if bias else [])
+    with Loads(tensors) as loads:
+        case.launch(4, None, *tensors)
+    hint = "outputs from `outputs` on and columns from WIDTH on are masked, in every load; without BIAS bias is not read"
+    expect(not loads.outside, f"matvec_kernel loads {loads.outside} numbers outside of x, weight and bias", hint, ONE)
 
-    def ready(EARLY):  # noqa: N803  the name of the parameter
-        asked.append(bool(EARLY))
-        x.copy_(case.x)
-        weight.fill_(torch.nan)
-        bias.fill_(torch.nan)
 
-    for flag in (True, False):
-        monkeypatch.setattr(module, "inputs_ready", ready)
-        asked.clear()
-        x.fill_(torch.nan)
-        weight.copy_(case.weight)
-        bias.copy_(case.bias)
-        out = torch.full((1, 4), torch.nan)
-        matvec_kernel[(1, 1)](x, weight, bias, out, 4, 16, 16, 4, True, gated, flag)
-        hint = "weights and bias are loaded before inputs_ready(EARLY), x after it"
-        expect_equal(asked, [flag], f"calls of inputs_ready(EARLY) with EARLY {flag}", hint, ONE)
-        case.check(out, "matvec_kernel whose x comes late", hint)
+@grades(matvec_kernel)
+@late
+@pytest.mark.parametrize("gated", [False, True])
+def test_offsets_have_64_bits(gated, monkeypatch):
+    """Weights beyond 2^31 numbers: an address space of which a few pages are used."""
+    width, outputs = 1 << 15, (1 << 16) + 8
+    space = mmap.mmap(-1, 2 * (1 << 31) * 2 + (1 << 24), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
+    weight = torch.frombuffer(space, dtype=torch.float16)[1 << 31 :]  # an offset that has wrapped leads before it
+    x, out = torch.zeros(1, width, dtype=torch.float16), torch.zeros(1, outputs, dtype=torch.float16)
+    x[0, 0], weight[0], want = 3.0, 1.0, 6.0
+    if gated:  # output 0, whose up is far away
+        weight[outputs * width], far, want = 2.0, 0, 6 * torch.tensor(3.0).sigmoid() * 3
+    else:  # output 2^16, by a program of that number
+        weight[width << 16], far = 2.0, 1 << 16
+        monkeypatch.setattr(Program, "create_get_program_id", far_program(Program.create_get_program_id, far))
+    matvec_kernel[(1, 1)](x, weight, weight, out, outputs, width, width, 1, False, gated, False)
+    got, hint = float(out[0, far]), "o and outputs to 64 bits before they are multiplied with WIDTH"
+    expect(abs(got - float(want)) < 0.02, f"output {far} of a large matrix: got {got:.3f}, expected {want:.3f}", hint, ONE)
 
 
 @grades(matvec_kernel)
@@ -182,16 +268,30 @@ def test_few_rows_and_small_matrices_are_the_kernels(monkeypatch):
 
 @pytest.mark.skipif(not CUDA, reason="kernels are launched early on a GPU only")
 def test_early_launches_change_nothing(monkeypatch):
-    """The same kernels in a row, again and again, with and without a wait between them: equal to the last bit."""
+    """A recorded chain of kernels, replayed again and again, with and without pauses: equal to the last bit."""
     case = Case("chain", 1, 512, 512, torch.bfloat16)
-    weight = (case.weight / 16).to(DEVICE)
+    weight, norm = (case.weight / 16).to(DEVICE), RMSNorm(512, 1e-6).requires_grad_(False).to(DEVICE, torch.bfloat16)
+
+    start = case.x.to(DEVICE)
 
     def chain():
-        x = case.x.to(DEVICE)
-        for _ in range(200):
-            x = matvec(F.rms_norm(matvec(x, weight), (512,)), weight)
+        x, residual = start, torch.zeros_like(start)
+        for _ in range(100):
+            x = matvec(add_norm(x, residual, norm), weight)
         return x
 
-    got = chain()
+    def replayed():
+        chain()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = chain()
+        results = []
+        for _ in range(20):
+            graph.replay()
+            results.append(out.clone())
+        return torch.cat(results)
+
+    got = replayed()
     monkeypatch.setattr(early, "_can_wait", lambda device: False)
-    assert torch.equal(got, chain()) and got.isfinite().all() and got.abs().max() > 0
+    assert torch.equal(got, replayed()) and got.isfinite().all() and got.abs().max() > 0

@@ -145,6 +145,10 @@ SCALE, STEPS = "test_fused_attention_has_the_scale_of_the_layer", "test_fused_st
 wrong(ATTENTION, "three-projections", "self.ops.linear(hidden_states, *self.merged[attn])",
       "torch.cat([p(hidden_states) for p in (attn.q_proj, attn.k_proj, attn.v_proj)], 1)",
       "test_two_matrix_products_are_enough", "the parts side by side are the same")  # fmt: skip
+wrong(ATTENTION, "products-of-its-own",
+      "self.ops.linear(out.reshape(len(out), -1), attn.o_proj.weight, attn.o_proj.bias)",
+      "attn.o_proj(out.reshape(len(out), -1))", "test_both_products_are_operations",
+      "a product is a product")  # fmt: skip
 wrong(ATTENTION, "no-bias", "*self.merged[attn])", "self.merged[attn][0])", PROJECTION, "projections have no bias")
 wrong(ATTENTION, "no-scale", ", scale=attn.scale)", ")", SCALE, "the default scale is everybody's")
 wrong(ATTENTION, "no-o-proj", "self.ops.linear(out.reshape(len(out), -1), attn.o_proj.weight, attn.o_proj.bias)",

@@ -3,17 +3,22 @@
 from tests.mutants.ch33_kernels import wrong
 
 PLAIN, GATED = "test_rows_times_a_matrix", "test_rows_times_two_matrices_gated"
-BIASED, LATE = "test_the_bias_is_part_of_the_sum", "test_x_is_read_only_once_inputs_are_ready"
-LONG = "test_sums_are_float32"
+BIASED, LONG = "test_the_bias_is_part_of_the_sum", "test_sums_are_float32"
+LATE, BEFORE = "test_x_is_loaded_once_inputs_are_ready", "test_weights_are_loaded_before_inputs_are_ready"
 MATVEC, READY = "matvec_kernel", "    inputs_ready(EARLY)\n"
 X = "row = tl.load(x + n * WIDTH + i, mask=used, other=0.0)"
 wrong(MATVEC, "x-too-early", READY + "    " + X,
       "    " + X.replace("row =", "early =") + "\n" + READY + "    row = early", LATE,
       "all loads come first")  # fmt: skip
-wrong(MATVEC, "weights-too-late", "    gate = tl.load(weight + place, mask=loaded, other=0.0)",
-      READY + "    gate = tl.load(weight + place, mask=loaded, other=0.0)", LATE, "wait first, then load")  # fmt: skip
+wrong(MATVEC, "weights-too-late", READY, "    gate = tl.load(weight + place, mask=loaded, other=0.0)\n", BEFORE,
+      "wait first, then load")  # fmt: skip
+wrong(MATVEC, "wait-in-the-first-program", READY, "    if tl.program_id(1) == 0:\n        inputs_ready(EARLY)\n", LATE,
+      "once is once for the launch")  # fmt: skip
+wrong(MATVEC, "out-cleared-early", READY, "    tl.store(out + n * outputs + o, o.to(out.dtype.element_ty), mask=real)\n"
+      + READY, LATE, "nobody needs out yet")  # fmt: skip
 wrong(MATVEC, "never-asks", READY, "", LATE, "x is there when the kernel runs")
-wrong(MATVEC, "asks-always", READY, "    inputs_ready(True)\n", LATE, "a wait does no harm")
+wrong(MATVEC, "asks-always", READY, "    inputs_ready(True)\n", "test_without_early_nobody_waits",
+      "a wait does no harm")  # fmt: skip
 wrong(MATVEC, "first-row", X, X.replace("n * WIDTH + i", "i"), PLAIN, "there is one row")
 wrong(MATVEC, "first-outputs", "tl.program_id(1) * ROWS + tl.arange(0, ROWS)", "tl.arange(0, ROWS)", PLAIN,
       "a program does all outputs")  # fmt: skip
@@ -38,3 +43,12 @@ wrong(MATVEC, "silu-of-up", "wide = y.to(tl.float32)", "y, z = z.to(out.dtype.el
       "        wide = y.to(tl.float32)", GATED, "up comes first")  # fmt: skip
 wrong(MATVEC, "one-rounding", "silu = (wide / (1 + tl.exp(-wide))).to(y.dtype).to(tl.float32)",
       "silu = wide / (1 + tl.exp(-wide))", GATED, "one rounding at the end is more exact")  # fmt: skip
+wrong(MATVEC, "overflow", "silu = (wide / (1 + tl.exp(-wide)))", "silu = (wide * tl.exp(wide) / (1 + tl.exp(wide)))",
+      "test_gated_sums_of_any_size", "a e^a / (1 + e^a) is the same number")  # fmt: skip
+FAR, OUTSIDE = "test_offsets_have_64_bits", "test_nothing_outside_is_loaded"
+wrong(MATVEC, "rows-in-32-bits", "o.to(tl.int64)[:, None] * WIDTH", "o[:, None] * WIDTH", FAR, "offsets are small")
+wrong(MATVEC, "up-in-32-bits", "tl.cast(outputs, tl.int64) * WIDTH", "outputs * WIDTH", FAR, "offsets are small")
+wrong(MATVEC, "up-behind-the-matrix", "* WIDTH + place, mask=loaded", "* WIDTH + place, mask=used[None, :]", OUTSIDE,
+      "what is not stored may be loaded")  # fmt: skip
+wrong(MATVEC, "bias-behind-its-end", "        gate_bias = tl.load(bias + o, mask=real, other=0.0)",
+      "        gate_bias = tl.load(bias + o)", OUTSIDE, "what is not stored may be loaded")  # fmt: skip

@@ -2,7 +2,8 @@
 one's results. With few rows a step is a chain of kernels as short as the pauses between them; so the pauses go.
 
 Of kernels that are launched so, each waits before it touches what an earlier one wrote or may still read; since the
-earlier one has waited itself, everything before that is done, too. Needs compute capability 9.0.
+earlier one has waited itself, everything before that is done, too. Weights are read before the wait: a step begins with
+kernels that are not launched early, so whatever changed them before the step is over. Needs compute capability 9.0.
 """
 
 from functools import cache as once
@@ -12,12 +13,16 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-FEW = 4  # rows up to which it can pay; beyond them a step's matrix products are cuBLAS's, which do not wait this way
+FEW = 4  # rows up to which it can pay; with more a step's products are cuBLAS's, which break the chain of early kernels
+EARLY = {"launch_pdl": True}  # the option of a launch; not every device has it, so others get none
 
 
 @triton.jit
 def inputs_ready(EARLY: tl.constexpr):
-    """Let the next kernel start, then wait for the one before. With EARLY False nothing: it is done already."""
+    """Let the next kernel start as soon as every program came this far or ended, then wait for the kernel before.
+
+    With EARLY False it does nothing: a kernel that is launched as usual starts after the one before has ended.
+    """
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()

@@ -6,10 +6,10 @@ import triton.language as tl
 
 from engine.exercises import exercise, fill
 from engine.serve.kernels import jit
-from engine.serve.kernels.early import FEW, goes_early, inputs_ready  # noqa: F401  (for the exercise)
+from engine.serve.kernels.early import EARLY, FEW, goes_early, inputs_ready  # noqa: F401  (the last: for the exercise)
 
-SHARE = 8192  # weights that a program holds in registers
-WIDEST = 16_384  # inputs, so that a program holds at least one whole row of the matrix
+SHARE = 8192  # weights that a program should hold in registers, padding included
+WIDEST = 16_384  # weights beyond which they do not fit: a program holds at least one whole row, gated two
 SMALL = 1 << 23  # weights that stay in the device's cache while each of a few rows reads them
 
 
@@ -26,18 +26,20 @@ def matvec_kernel(
     once.
     GATED: weight [2 * outputs, WIDTH] and bias [2 * outputs] are those of the gate, then those of up, and out is what
     swiglu_kernel makes of the two (each rounded as above): silu(gate) in float32, rounded, times up, rounded again.
-    Call inputs_ready(EARLY) once: weights and bias are loaded before it, as nobody writes them, x only after it. So the
+    Every program calls inputs_ready(EARLY), once. Weights and bias are loaded before it, as no kernel of a step writes
+    them; x only after it, and nothing is stored before it, for an earlier kernel may still read that memory. So the
     weights are under way while the kernel before still computes x.
-    outputs need not be a multiple of ROWS: nothing outside weight, bias and out may be touched. A matrix can have more
-    than 2^31 elements.  COLS >= WIDTH and ROWS are powers of two.  Grid: (N, outputs / ROWS rounded up).
+    outputs need not be a multiple of ROWS: nothing outside x, weight, bias and out may be loaded or stored. A matrix
+    can have more than 2^31 elements.  COLS >= WIDTH and ROWS are powers of two.
+    Grid: (N, outputs / ROWS rounded up).
     """
     raise NotImplementedError
 
 
-def fits(x, weight) -> bool:
+def fits(x, weight, gated: bool = False) -> bool:
     """Is this product one for the kernel?"""
     few = len(x) == 1 or 1 < len(x) <= FEW and weight.numel() <= SMALL
-    return few and weight.shape[1] <= WIDEST and weight.is_contiguous()
+    return few and weight.shape[1] * (1 + gated) <= WIDEST and weight.is_contiguous()
 
 
 def matvec(x, weight, bias=None, gated: bool = False) -> torch.Tensor:
@@ -49,7 +51,7 @@ def matvec(x, weight, bias=None, gated: bool = False) -> torch.Tensor:
     early = goes_early(len(x), x.device)
     matvec_kernel[(len(x), triton.cdiv(outputs, rows))](
         x.contiguous(), weight, weight if bias is None else bias, out, outputs,
-        width, cols, rows, bias is not None, gated, early, num_warps=4, launch_pdl=early,
+        width, cols, rows, bias is not None, gated, early, num_warps=4, **(EARLY if early else {}),
     )  # fmt: skip
     return out
 
