@@ -141,7 +141,8 @@ alternative(
         class FusedModel:
             def attention(self, attn, hidden_states, cos, sin, cache, meta, backend):
                 weight, bias = self.merged[attn]
-                q = self.ops.rope_write(self.ops.linear(hidden_states, weight, bias), cos, sin, attn, cache, meta, backend)
+                qkv = self.ops.linear(hidden_states, weight, bias)
+                q = self.ops.rope_write(qkv, cos, sin, attn, cache, meta, backend)
                 heads, out = backend.forward(q, cache, meta, attn.scale), attn.o_proj
                 return self.ops.linear(heads.flatten(1), weight=out.weight, bias=out.bias)
     """,

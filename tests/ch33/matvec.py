@@ -1,6 +1,6 @@
 """matvec_kernel: rows times a matrix, gated or not, and weights that are loaded before x is there."""
 
-import mmap
+import math
 
 import pytest
 import torch
@@ -17,10 +17,9 @@ from tests.ch32.paged import UNIT, guarded, two
 from tests.ch33.gates import LEAST
 from tests.ch33.loads import Loads, Program, far_program
 from tests.ch33.rounding import Span, among_nan, expect_within
-from tests.grading import expect, expect_equal, grades, rng
+from tests.grading import expect, expect_close, expect_equal, grades, rng
 
 ONE = "33: One row at a time"
-NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 def product(x, weight, bias):
@@ -146,8 +145,8 @@ def test_without_early_nobody_waits(monkeypatch):
 
 SHAPES = [(1, 8, 64, 4), (3, 7, 40, 4), (2, 9, 33, 1), (1, 3, 130, 8), (2, 1, 1, 2)]
 PLACES = (
-    "row o of weight begins at o * WIDTH, row n of x at n * WIDTH, row n of out at n * outputs; columns from WIDTH on and "
-    "outputs from `outputs` on are masked; a small error only: x and weight are widened before the product"
+    "row o of weight begins at o * WIDTH, row n of x at n * WIDTH, row n of out at n * outputs; columns from WIDTH on "
+    "and outputs from `outputs` on are masked; if it is a little off: x and weight are widened before the product"
 )
 
 
@@ -204,28 +203,27 @@ def test_nothing_outside_is_loaded(gated, bias):
     tensors = [case.x, case.weight] + ([case.bias] if bias else [])
     with Loads(tensors) as loads:
         case.launch(4, None, *tensors)
-    hint = "outputs from `outputs` on and columns from WIDTH on are masked, in every load; without BIAS bias is not read"
-    expect(not loads.outside, f"matvec_kernel loads {loads.outside} numbers outside of x, weight and bias", hint, ONE)
+    hint = "outputs from `outputs` on and columns from WIDTH on are masked, in every load; BIAS False: bias is not read"
+    expect(not loads.outside, f"matvec_kernel loads {loads.outside} numbers outside of its tensors", hint, ONE)
 
 
 @grades(matvec_kernel)
 @late
 @pytest.mark.parametrize("gated", [False, True])
 def test_offsets_have_64_bits(gated, monkeypatch):
-    """Weights beyond 2^31 numbers: an address space of which a few pages are used."""
+    """A weight beyond 2^31 others, of which only the first row has memory."""
     width, outputs = 1 << 15, (1 << 16) + 8
-    space = mmap.mmap(-1, 2 * (1 << 31) * 2 + (1 << 24), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
-    weight = torch.frombuffer(space, dtype=torch.float16)[1 << 31 :]  # an offset that has wrapped leads before it
-    x, out = torch.zeros(1, width, dtype=torch.float16), torch.zeros(1, outputs, dtype=torch.float16)
-    x[0, 0], weight[0], want = 3.0, 1.0, 6.0
+    x, weight, out = (torch.zeros(1, n, dtype=torch.float16) for n in (width, width, outputs))
+    x[0, 0], weight[0, 0] = 3.0, 1.0
     if gated:  # output 0, whose up is far away
-        weight[outputs * width], far, want = 2.0, 0, 6 * torch.tensor(3.0).sigmoid() * 3
+        place, at, want = outputs * width, 0, 18 / (1 + math.exp(-3))
     else:  # output 2^16, by a program of that number
-        weight[width << 16], far = 2.0, 1 << 16
-        monkeypatch.setattr(Program, "create_get_program_id", far_program(Program.create_get_program_id, far))
-    matvec_kernel[(1, 1)](x, weight, weight, out, outputs, width, width, 1, False, gated, False)
-    got, hint = float(out[0, far]), "o and outputs to 64 bits before they are multiplied with WIDTH"
-    expect(abs(got - float(want)) < 0.02, f"output {far} of a large matrix: got {got:.3f}, expected {want:.3f}", hint, ONE)
+        place, at, want = width << 16, 1 << 16, 6.0
+        monkeypatch.setattr(Program, "create_get_program_id", far_program(Program.create_get_program_id, at))
+    with Loads([x, weight], (weight, place, 2.0)):
+        matvec_kernel[(1, 1)](x, weight, weight, out, outputs, width, width, 1, False, gated, False)
+    what, hint = f"output {at} of a large matrix", "o and outputs to 64 bits before they are multiplied with WIDTH"
+    expect_close(out[0, at], torch.tensor(want).double(), 0.02, what=what, hint=hint, see=ONE)
 
 
 @grades(matvec_kernel)
