@@ -79,7 +79,8 @@ def draw(lines: dict[str, Timeline], width: int = 860) -> str:
     parts.append(f'<text x="126" y="{y + 8}">0</text><text x="{width - 60}" y="{y + 8}">{span / 1000:.1f} ms</text>')
     style = 'font-family="sans-serif" font-size="11"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{y + 16}" {style} stroke-width="0.3">'
-    return "\n".join([head, *parts, "</svg>", ""])
+    paper = '<rect width="100%" height="100%" fill="white"/>'
+    return "\n".join([head, paper, *parts, "</svg>", ""])
 
 
 def fuse(intervals: list[tuple[float, float]], gap: float) -> list[tuple[float, float]]:
