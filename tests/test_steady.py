@@ -50,8 +50,8 @@ def named(requests):
 
 
 def facts(request):
-    names = (field.name for field in fields(request))
-    return {name: getattr(request, name) for name in names if not name.endswith("_time")}
+    values = {field.name: getattr(request, field.name) for field in fields(request)}
+    return {name: value is None if name.endswith("_time") else value for name, value in values.items()}
 
 
 def state(core):
@@ -218,6 +218,28 @@ def test_the_same_text_twice_is_published_once_and_by_the_first():
     pair.finish()
 
 
+def test_a_streak_that_somebody_went_past_is_none():
+    pair = Pair(num_blocks=100)
+    for i in range(3):
+        pair.add(tokens(rng(f"past {i}"), 5 + i, VOCAB), SamplingParams(24))
+    pair.step(8)
+    pair.both(OverlappedCore.step)
+    pair.step(8)
+    assert pair.steady.fast > 12
+    for output, _ in pair.kept:
+        pair.got[output.request_id] = output.output_token_ids
+    pair.finish()
+
+
+def test_a_prompt_of_one_token():
+    """Its first step is a decode like any other, and yet the call after it notes when the first token came."""
+    pair = Pair()
+    pair.add([5], SamplingParams(12))
+    pair.step(3)
+    pair.finish()
+    assert pair.steady.fast > 5
+
+
 def test_a_stop_in_mid_streak_ends_it_and_another_begins():
     pair, random, alone = Pair(num_blocks=200, max_num_seqs=8), rng("mid-streak"), new_core(EngineCore, num_blocks=200)
     prompts = [tokens(random, 5 + i, VOCAB) for i in range(6)]
@@ -276,6 +298,10 @@ def test_drafts_and_a_runner_without_packed_numbers_have_no_streaks():
     core.scheduler.requests["r"].spec_token_ids = []
     core.runner._launching = True
     assert core._find_streak() is None
+    core.runner._launching, core.scheduler.half_done = False, True  # a call was broken off, and its repair too
+    assert core._find_streak() is None
+    core.step()
+    assert core._find_streak() is None and core.scheduler.requests["r"].num_preemptions == 1
     for asked in ({"cuda_graphs": "off"}, {}):
         core = new_core(Counting, **asked)
         core.generate([[1, 2, 3]], SamplingParams(20, logprobs=None if asked else 0))
@@ -323,7 +349,7 @@ def calls_of(call) -> dict:
 def test_a_fast_step_calls_nothing_for_each_request():
     few, many = (calls_of(streaking(count).step) for count in (4, 40))
     assert few == many and max(many.values()) <= 6, (few, many)
-    assert {"schedule", "check_stop", "allocate_slots", "add_block", "fill", "output"}.isdisjoint(many)
+    assert {"schedule", "check_stop", "allocate_slots", "add_block", "fill", "output", "_end_some"}.isdisjoint(many)
 
 
 @pytest.mark.parametrize("caching", [True, False])

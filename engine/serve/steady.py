@@ -96,20 +96,21 @@ class SteadyCore(OverlappedCore):
         Asks how things stand, each time: whatever happened since the last step shows in one of these.
         """
         scheduler, running = self.scheduler, self.scheduler.running
-        if scheduler.half_done or len(self.flights) != 1:
+        if scheduler.half_done or not self.flights:
             return None
         flight, streak = self.flights[0], self.streak
         may_admit = len(scheduler.waiting) > 0 and len(running) < self.config.max_num_seqs
         if may_admit or self.may_preempt() or not flight.size or not self.runner.can_repeat(flight):
             return None
-        if streak is None or streak.flight is not flight:
-            requests = [request for request, _ in flight.scheduled]
-            if running != requests or any(request.first_token_time is None for request in requests):
+        goes_on = streak is not None and streak.flight is flight
+        requests = streak.requests if goes_on else [request for request, _ in flight.scheduled]
+        if running != requests or [request for request in running if request.spec_token_ids]:
+            return None
+        if not goes_on:
+            if any(request.first_token_time is None for request in requests):  # a prompt of one token
                 return None
             streak = Streak(flight, requests, self.blocks.block_size, self.max_model_len)
-        if streak.left < 1 or running != streak.requests or [request for request in running if request.spec_token_ids]:
-            return None
-        return streak
+        return streak if streak.left > 0 else None
 
     def _commit(self, streak: Streak, tokens: list[int]) -> list:
         """Each token to its request, and a placeholder behind it; returns the outputs.
