@@ -26,7 +26,8 @@ from engine.models.qwen3 import Qwen3, random_model
 from engine.serve.config import EngineConfig
 from engine.serve.device_sampler import DeviceSampler
 from engine.serve.engine import EngineCore
-from engine.serve.graphs import Flight
+from engine.serve.flight import Flight
+from engine.serve.overlap import OverlappedCore
 from engine.serve.request import SamplingParams
 
 SHAPES = {  # hidden, MLP, layers, heads, KV heads, vocabulary, tied
@@ -39,7 +40,8 @@ VARIANTS = {
     "fused": {"fuse": True, "cuda_graphs": "off"},
     "persistent": {"fuse": True, "cuda_graphs": "static"},
     "graphs": {"fuse": True, "cuda_graphs": "on"},
-    "async": {"fuse": True, "cuda_graphs": "on", "async_scheduling": True},
+    "ahead": {"fuse": True, "cuda_graphs": "on", "async_scheduling": True},  # with the exercises of chapter 33
+    "async": {"fuse": True, "cuda_graphs": "on", "async_scheduling": True},  # with steady steps
 }
 WARM_UP = 4  # steps before the clock runs
 
@@ -127,7 +129,7 @@ def decoding_core(model, variant: str, batch: int, context: int, steps: int) -> 
         num_blocks=batch * -(-(context + steps + 48) // 16) + 8192 // 16, max_num_seqs=batch, max_model_len=2 * context,
         max_num_batched_tokens=max(8192, 2 * batch), enable_prefix_caching=False, **VARIANTS[variant],
     )  # fmt: skip
-    core = EngineCore(model, config, sampler=DeviceSampler())
+    core = (OverlappedCore if variant == "ahead" else EngineCore)(model, config, sampler=DeviceSampler())
     start_decoding(core, batch, context, steps + 24)
     return core
 
@@ -152,7 +154,7 @@ def run_steps(model, variant: str, batch: int, context: int, steps: int, device:
 
 
 class Waiting:
-    """Counts the seconds spent in `Flight.tokens` before the device is done."""
+    """Counts the seconds spent in `Flight.wait`, before the device is done."""
 
     def __enter__(self):
         self.seconds, self._original = 0.0, Flight.wait
@@ -178,9 +180,9 @@ def steps_table(args, model, cfg, name, ceilings, device, emit) -> Table:
         same = {}
         for variant in args.variant or (VARIANTS if device == "cuda" else ("plain", "fused", "persistent")):
             run = run_steps(model, variant, batch, args.context, args.steps, device)
-            if variant in ("persistent", "graphs", "async"):
+            if variant in ("persistent", "graphs", "ahead", "async"):
                 same[variant], first = run.tokens, next(iter(same), variant)
-                pairs = zip(run.tokens, same[first], strict=True)  # the last token of async is still in the air
+                pairs = zip(run.tokens, same[first], strict=True)  # one ahead, the last token is still in the air
                 if any(a[: len(b)] != b[: len(a)] for a, b in pairs):
                     raise ValueError(f"{name}, {batch} requests: {variant} gives other tokens than {first}")
             line = {"model": name, "requests": batch, "context": args.context, "variant": variant}

@@ -26,7 +26,8 @@ def kernels(command) -> None:
 def graphs(command) -> None:
     add_impl(command, default="solution")
     command.add_argument("--model", action="append", metavar="NAME", help="qwen3-0.6b, qwen3-8b, small: random weights")
-    command.add_argument("--variant", action="append", metavar="NAME", help="plain, fused, persistent, graphs or async")
+    variants = "plain, fused, persistent, graphs, ahead, async"
+    command.add_argument("--variant", action="append", metavar="NAME", help=variants)
     command.add_argument("--batch", type=int, nargs="+", default=[1, 64, 256], metavar="N", help="default 1 64 256")
     command.add_argument("--context", type=int, default=1024, metavar="N", help="tokens of a request, default 1024")
     command.add_argument("--steps", type=int, default=30, metavar="K", help="medians of K steps, default 30")

@@ -22,7 +22,7 @@ class EngineCore:
 
     model: as `engine.models.loading.load` returns it.  eos_token_id: an id, several, or None for no end of sequence.
     sampler: called with (logits [L, V], rows) like SimpleSampler.
-    ValueError if the configuration does not suit the model, or memory holds not even one block.
+    ValueError if the configuration or eos_token_id does not suit, or memory holds not even one block.
     `add_request`, `abort_request` and `step` are atomic: what raises in them has not happened (see `Atomic`).
     """
 
@@ -35,6 +35,9 @@ class EngineCore:
 
     def __init__(self, model, config: EngineConfig | None = None, eos_token_id=None, sampler=None):
         self.config = config or EngineConfig()
+        for token in eos_token_id if isinstance(eos_token_id, (tuple, list, set, frozenset)) else [eos_token_id]:
+            if token is not None and not isinstance(token, int):
+                raise ValueError(f"eos_token_id must be an int, several, or None, got {eos_token_id!r}")
         self.eos_token_id = eos_token_id
         self.vocab_size = model.cfg.vocab_size
         limit = model.cfg.max_position_embeddings

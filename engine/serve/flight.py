@@ -37,19 +37,19 @@ class Flight:
             ids[i] = token
         return ids
 
-    def one_each(self) -> list[int]:
-        """Wait, and give the token of each scheduled request, for it has one."""
+    def drawn(self) -> list[int]:
+        """Wait, and give all tokens in order; ValueError if one was drawn from nothing."""
         ids = self.sampled()
         check_drawn(ids, self.vocab)
         return ids
 
     def tokens(self) -> list[list[int]]:
         """Wait, and give each scheduled request its tokens."""
-        ids = self.one_each()
+        ids = self.drawn()
         if self.record is not None:
             (logits, prompt_spans), self.record = self.record, None
             logprobs.record(logits, self.rows, ids[: len(self.rows)], prompt_spans)
-        if self.size:
+        if self.size:  # one for each, as in most steps
             return [[token] for token in ids]
         rest = iter(ids)
         return [[next(rest) for _ in range(count)] for count in self.counts]

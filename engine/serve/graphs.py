@@ -133,7 +133,8 @@ class GraphRunner(ModelRunner):
         return self._launched(flight, order) or flight
 
     def _launched(self, flight, order) -> None:
-        """One line, and no other runs after it: an interrupt finds a launch that is done or one that is none."""
+        """One line, and no other runs after it, so callers `return self._launched(...) or flight`: an interrupt finds a
+        launch that is done or one that is none."""
         self._order, self._newest, self._launching = order, (self._turn, flight), False
 
     def _recover(self) -> None:
@@ -202,7 +203,8 @@ class GraphRunner(ModelRunner):
     def launch_again(self, flight, grown, block_tables) -> Flight:
         """Start the step after a flight that `can_repeat`: the same requests in the same order, a token further each.
 
-        grown: those whose block tables have one block more than at that flight.  What `launch` would do, for less.
+        grown: those whose block tables have one block more than at that flight.  What `launch` would do, for less: a
+        replay needs no inference mode, which takes as long to enter as the replay itself.
         """
         begin = time.perf_counter()
         self._launching = True

@@ -40,7 +40,8 @@ class Rows:
         self.free = list(range(num_rows))
         self.prompts, self.seeds = (np.zeros(num_rows, dtype=np.int64) for _ in "ps")
         self.heats = np.zeros(num_rows, dtype=np.float64)
-        self._places, self._no_update = np.arange(num_rows), np.array([[self.unused], [0]])
+        self._places = np.arange(num_rows)  # 0, 1, 2, …: SOURCE of columns whose tokens were sampled in their order
+        self._no_update = np.array([[self.unused], [0]])  # CELL and BLOCK of columns without one
 
     @property
     def unused(self) -> int:

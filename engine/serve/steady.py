@@ -13,21 +13,22 @@ class Streak:
 
     flight: the newest of them.  steps: so many were taken in the streak.  left: so many more until somebody's known
     end.  known[i]: known tokens of request i when it began, and so, with one placeholder behind them, the position that
-    was computed next.  stops: every token that may end one of the requests.
+    was computed next; num_outputs[i] of them are output.  stops: every token that may end one of the requests.
     """
 
     def __init__(self, flight, requests: list, block_size: int, max_model_len: int):
         self.flight, self.requests, self.block_size = flight, requests, block_size
         self.steps, self.stops = 0, set()
-        self.known, self.outputs = [], []
-        self._crossing = defaultdict(list)
+        self.known, self.num_outputs = [], []
+        self._crossing = defaultdict(list)  # by the steps until their next block, modulo its size
         self.left = max_model_len
         for request in requests:
             params, known = request.params, request.num_tokens - 1
             output = known - request.num_prompt_tokens
             self.known.append(known)
-            self.outputs.append(output)
+            self.num_outputs.append(output)
             self._crossing[-known % block_size].append(request)
+            # Less the token in the air and the one of the last launch, at which OverlappedCore retires a request.
             self.left = min(self.left, params.max_tokens - output - 2, max_model_len - known - 2)
             self.stops.update(params.stop_token_ids)
             eos = request.eos_token_id
@@ -83,10 +84,9 @@ class SteadyCore(OverlappedCore):
             self.flights.append(flight)
             self.num_steps += 1
             self.num_scheduled_tokens += len(streak.requests)
-            outputs = self._commit(streak, self.flights.popleft().one_each())
+            outputs = self._commit(streak, self.flights.popleft().drawn())
             streak.flight, streak.steps, streak.left = flight, streak.steps + 1, streak.left - 1
             if not self.has_unfinished:
-                self.atomic.before = list(self.atomic.before)
                 outputs += self.collect()
             return outputs
 
@@ -119,7 +119,7 @@ class SteadyCore(OverlappedCore):
         """
         requests, more = streak.requests, streak.steps + 1
         outputs = list(map(object.__new__, repeat(RequestOutput, len(requests))))
-        for output, request, token, known in zip(outputs, requests, tokens, streak.outputs, strict=True):
+        for output, request, token, known in zip(outputs, requests, tokens, streak.num_outputs, strict=True):
             token_ids = request.token_ids
             token_ids[-1] = token
             token_ids.append(PLACEHOLDER)
@@ -140,7 +140,7 @@ class SteadyCore(OverlappedCore):
     def _end_some(self, streak: Streak, tokens: list[int], outputs: list) -> None:
         for i, (request, token) in enumerate(zip(streak.requests, tokens, strict=True)):
             if token in streak.stops:
-                status = self.check_stop(request, streak.outputs[i] + streak.steps)
+                status = self.check_stop(request, streak.num_outputs[i] + streak.steps)
                 if status is not None:
                     self.end(request, status)
                     outputs[i] = self.output(request, [token])
