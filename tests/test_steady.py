@@ -366,7 +366,7 @@ def test_only_those_who_begin_a_block_get_one(caching):
 
 def test_a_stop_token_is_the_only_one_that_is_judged():
     core = streaking(8)
-    coming = core.flights[0].one_each()
+    coming = core.flights[0].drawn()
     core.streak.stops.add(coming[3])  # as if somebody had named it
     assert calls_of(core.step)["check_stop"] == coming.count(coming[3])
 

@@ -23,7 +23,7 @@ class LateFlight:
         self.size = len(scheduled) if decode else 0
         self.void = False  # the launch raised after the device had got the work: it writes K/V, its tokens are nobody's
 
-    def one_each(self):
+    def drawn(self):
         return [token for [token] in self.tokens()]
 
     def tokens(self):
