@@ -1,5 +1,6 @@
 """`run.py watch` as somebody at a terminal uses it: a pseudo-terminal, saves and keys."""
 
+import contextlib
 import os
 import re
 import signal
@@ -52,6 +53,13 @@ class Terminal:
 
     def press(self, key: str) -> None:
         os.write(self.screen, key.encode())
+
+    def interrupt(self) -> int | None:
+        """Ctrl-C, as often as somebody presses it: one that hits a destructor is lost. Gives the exit status."""
+        for _ in range(5):
+            os.killpg(self.process.pid, signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self.process.wait(PATIENCE / 5)
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -127,8 +135,7 @@ def test_without_the_library_it_polls(tree, terminal, tmp_path):
     screen.until(r"looked for every 1 s \(python -m pip install")
     write(tree, "count", "return {}")
     screen.until(r"failing +engine/words.py:\d+ count")
-    os.killpg(screen.process.pid, signal.SIGINT)
-    assert screen.process.wait(PATIENCE) == 130
+    assert screen.interrupt() == 130
 
 
 def test_the_terminal_is_as_before(tree, terminal):

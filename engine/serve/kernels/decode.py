@@ -96,10 +96,6 @@ def choose_splits(num_reqs: int, kv_heads: int, keys: int, processors: int) -> i
     return 1 << max(0, most.bit_length() - 1)
 
 
-fill(__name__)
-decode_kernel, merge_kernel = jit(decode_kernel), jit(merge_kernel)
-
-
 @partial(triton.jit, do_not_specialize=["table_stride"])
 def early_decode(
     q, k_cache, v_cache, outs, lses, query_start_loc, seq_lens, block_table, table_stride, scale,
@@ -118,3 +114,7 @@ def early_merge(outs, lses, out, query_start_loc, HEADS: tl.constexpr, SPLITS: t
                 WIDTH: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
     inputs_ready(True)
     merge_kernel(outs, lses, out, query_start_loc, HEADS, SPLITS, PADDED, WIDTH, COLS)
+
+
+fill(__name__)
+decode_kernel, merge_kernel = jit(decode_kernel), jit(merge_kernel)

@@ -37,11 +37,11 @@ def add_norm(x, residual, norm) -> torch.Tensor:
     return normed
 
 
-fill(__name__)
-add_norm_kernel = jit(add_norm_kernel)
-
-
 @triton.jit
 def early_add_norm(x, residual, weight, normed, eps, ADD: tl.constexpr, WIDTH: tl.constexpr, COLS: tl.constexpr):
     inputs_ready(True)
     add_norm_kernel(x, residual, weight, normed, eps, ADD, WIDTH, COLS)
+
+
+fill(__name__)
+add_norm_kernel = jit(add_norm_kernel)

@@ -46,10 +46,6 @@ def rope_write(qkv, cos, sin, attn, cache, slot_mapping) -> torch.Tensor:
     return q
 
 
-fill(__name__)
-rope_write_kernel = jit(rope_write_kernel)
-
-
 @triton.jit
 def early_rope_write(
     qkv, cos, sin, q_weight, k_weight, q, k_cache, v_cache, slot_mapping, eps,
@@ -59,3 +55,7 @@ def early_rope_write(
     rope_write_kernel(
         qkv, cos, sin, q_weight, k_weight, q, k_cache, v_cache, slot_mapping, eps, NORM, HEADS, KV_HEADS, WIDTH, COLS
     )
+
+
+fill(__name__)
+rope_write_kernel = jit(rope_write_kernel)
