@@ -60,6 +60,7 @@ class Terminal:
             os.killpg(self.process.pid, signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return self.process.wait(PATIENCE / 5)
+        return None
 
     def close(self) -> None:
         if self.process.poll() is None:
