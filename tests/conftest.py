@@ -48,7 +48,8 @@ def pytest_configure(config):
         option.reportchars = "E"  # the messages are short enough to stand once
 
 
-SLOW = ("test_grader", "test_class_grading", "test_class_sandbox")  # minutes: collected when named, or with --grader
+# minutes: collected when named, or with --grader
+SLOW = ("test_grader", "test_canary", "test_class_grading", "test_class_sandbox")
 
 
 def pytest_ignore_collect(collection_path, config):

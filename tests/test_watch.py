@@ -1,6 +1,5 @@
 """`run.py watch` as somebody at a terminal uses it: a pseudo-terminal, saves and keys."""
 
-import contextlib
 import os
 import re
 import signal
@@ -32,6 +31,7 @@ class Terminal:
         self.process = subprocess.Popen(
             [sys.executable, str(tree / "run.py"), *arguments],
             stdin=ours, stdout=ours, stderr=ours, env={**clean, **QUICK, **env}, start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored, if a shell runs us behind it
         )  # fmt: skip
         os.close(ours)
         os.set_blocking(self.screen, False)
@@ -53,14 +53,6 @@ class Terminal:
 
     def press(self, key: str) -> None:
         os.write(self.screen, key.encode())
-
-    def interrupt(self) -> int | None:
-        """Ctrl-C, as often as somebody presses it: one that hits a destructor is lost. Gives the exit status."""
-        for _ in range(5):
-            os.killpg(self.process.pid, signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return self.process.wait(PATIENCE / 5)
-        return None
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -136,7 +128,8 @@ def test_without_the_library_it_polls(tree, terminal, tmp_path):
     screen.until(r"looked for every 1 s \(python -m pip install")
     write(tree, "count", "return {}")
     screen.until(r"failing +engine/words.py:\d+ count")
-    assert screen.interrupt() == 130
+    os.killpg(screen.process.pid, signal.SIGINT)
+    assert screen.process.wait(PATIENCE) == 130
 
 
 def test_the_terminal_is_as_before(tree, terminal):

@@ -189,4 +189,4 @@ def key_presses(happenings: queue.SimpleQueue) -> Iterator[bool]:
     try:
         yield True
     finally:
-        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)  # no wait for a screen that nobody reads
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
