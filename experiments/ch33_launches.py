@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from engine.milestones.ceilings import median_ms
+from engine.milestones.ceilings import event_ms, median_ms
 from engine.milestones.graphs import decoding_core, random_weights, shape_of
 from engine.serve import paged
 from engine.serve.kernels import early, matvec
@@ -49,19 +49,14 @@ def graph_of(model, context: int, patches):
 
 
 def microseconds(call, repeat: int) -> float:
+    """Of a call, ten of which are timed together."""
+
     def ten():
         for _ in range(10):
             call()
 
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in "be")
-    times = []
-    for _ in range(repeat + 1):
-        begin.record()
-        ten()
-        end.record()
-        end.synchronize()
-        times.append(100 * begin.elapsed_time(end))
-    return statistics.median(times[1:])
+    ten()
+    return 100 * statistics.median(event_ms(ten) for _ in range(repeat))
 
 
 def trace(graph) -> list[tuple[float, float, str]]:

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from engine.exercises import exercise, fill
 from engine.serve.kernels import jit
-from engine.serve.kernels.early import EARLY, goes_early, inputs_ready
+from engine.serve.kernels.early import goes_early, inputs_ready, launched
 
 TILE = 64  # keys that a program looks at together
 DOT = 16  # tl.dot wants at least so many rows
@@ -71,18 +71,17 @@ def decode(q, cache, meta, out, scale, window, splits) -> None:
     lses = torch.empty(len(q), heads, splits, device=q.device)
     early = goes_early(len(q), q.device)
     attend, merge = (early_decode, early_merge) if early else (decode_kernel, merge_kernel)
-    options = EARLY if early else {}
     attend[(meta.num_reqs, kv_heads, splits)](
         q, k_cache, v_cache, outs, lses, meta.query_start_loc, meta.seq_lens, meta.block_table,
         meta.block_table.stride(0), scale,
         WINDOW=window, SPLITS=splits, KV_HEADS=kv_heads, GROUP=group, WIDTH=width, BLOCK=meta.block_size, TILE=TILE,
         ROWS=max(DOT, triton.next_power_of_2(group)), COLS=cols, num_warps=2, num_stages=stages(cols, q.dtype),
-        **options,
+        **launched(early),
     )  # fmt: skip
     if splits > 1:
         merge[(meta.num_reqs, heads)](
             outs, lses, out, meta.query_start_loc, heads, splits, triton.next_power_of_2(splits), width, cols,
-            **options,
+            **launched(early),
         )  # fmt: skip
 
 

@@ -14,7 +14,6 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 FEW = 4  # rows up to which it can pay; with more a step's products are cuBLAS's, which break the chain of early kernels
-EARLY = {"launch_pdl": True}  # the option of a launch; not every device has it, so others get none
 
 
 @triton.jit
@@ -29,8 +28,13 @@ def inputs_ready(EARLY: tl.constexpr):
 
 
 def goes_early(rows: int, device: torch.device) -> bool:
-    """Should the kernels of a step with so many rows be launched early, by launch_pdl=True?"""
+    """Should the kernels of a step with so many rows be launched early?"""
     return rows <= FEW and device.type == "cuda" and _can_wait(device)
+
+
+def launched(early: bool) -> dict:
+    """The options of such a launch; none if not early, for not every device knows this one."""
+    return {"launch_pdl": True} if early else {}
 
 
 @once

@@ -6,7 +6,7 @@ import triton.language as tl
 
 from engine.exercises import exercise, fill
 from engine.serve.kernels import jit
-from engine.serve.kernels.early import EARLY, goes_early, inputs_ready
+from engine.serve.kernels.early import goes_early, inputs_ready, launched
 
 
 @exercise(33, "One pass over the residual stream")
@@ -29,10 +29,10 @@ def add_norm(x, residual, norm) -> torch.Tensor:
     width = residual.shape[1]
     if len(residual):
         early = goes_early(len(residual), residual.device)
-        kernel, options = (early_add_norm, EARLY) if early else (add_norm_kernel, {})
+        kernel = early_add_norm if early else add_norm_kernel
         kernel[(len(residual),)](
             residual if x is None else x.contiguous(), residual, norm.weight, normed, norm.eps, x is not None, width,
-            triton.next_power_of_2(width), num_warps=4 if width <= 2048 else 8, **options,
+            triton.next_power_of_2(width), num_warps=4 if width <= 2048 else 8, **launched(early),
         )  # fmt: skip
     return normed
 

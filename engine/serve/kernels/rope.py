@@ -6,7 +6,7 @@ import triton.language as tl
 
 from engine.exercises import exercise, fill
 from engine.serve.kernels import jit
-from engine.serve.kernels.early import EARLY, goes_early, inputs_ready
+from engine.serve.kernels.early import goes_early, inputs_ready, launched
 
 
 @exercise(33, "From the projection into the pool")
@@ -38,10 +38,10 @@ def rope_write(qkv, cos, sin, attn, cache, slot_mapping) -> torch.Tensor:
     weights = (attn.q_norm.weight, attn.k_norm.weight) if norm else (qkv, qkv)  # the latter are not read
     if len(qkv):
         early = goes_early(len(qkv), qkv.device)
-        kernel, options = (early_rope_write, EARLY) if early else (rope_write_kernel, {})
+        kernel = early_rope_write if early else rope_write_kernel
         kernel[(len(qkv), heads + 2 * kv_heads)](
             qkv, cos, sin, *weights, q, *cache, slot_mapping, attn.q_norm.eps if norm else 0.0,
-            norm, heads, kv_heads, width, triton.next_power_of_2(width // 2), num_warps=1, **options,
+            norm, heads, kv_heads, width, triton.next_power_of_2(width // 2), num_warps=1, **launched(early),
         )  # fmt: skip
     return q
 
